@@ -1,0 +1,543 @@
+"""`Registry`: the versions of one policy in one place, and who should run and did run which.
+
+Joins the log (SQL) and the snapshots (files). Modules that need torch are imported where tensors are touched, so that
+questions and pins cost no start-up time.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlalchemy import Engine, select
+
+from weightledger.registry import audit, inspection, schema, steering
+from weightledger.registry.engine import open_engine
+from weightledger.registry.errors import NotFoundError
+from weightledger.registry.ledger import Ledger, Ref
+from weightledger.registry.models import About
+from weightledger.registry.pruning import prune
+from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
+from weightledger.registry.recovery import recover
+from weightledger.registry.runs import RunKeeper, policy_lock
+from weightledger.registry.snapshots import LocalSnapshots, SnapshotStore
+
+if TYPE_CHECKING:
+    from weightledger.registry.payload import Payload
+    from weightledger.registry.publishing import Publisher
+
+
+class Registry:
+    """A versioned weight registry, seen through one policy.
+
+    Open it with `Registry.open`. It may be used from many threads, opened by many processes, pickled (a copy opens the
+    same place again) and carried over a fork.
+
+    Example:
+        >>> import tempfile, torch
+        >>> registry = Registry.open(tempfile.mkdtemp())
+        >>> version = registry.publish(torch.nn.Linear(2, 1), step=100, metrics={"reward": 12.5})
+        >>> version.number, registry.head().metrics
+        (1, {'reward': 12.5})
+    """
+
+    def __init__(self, location: Path, engine: Engine, snapshots: SnapshotStore, policy: str) -> None:
+        self.location = location
+        """The folder, absolute."""
+        self.policy = policy
+        self.engine = engine
+        self.snapshots = snapshots
+        self.runs = RunKeeper(location)
+        self.ledger = Ledger(engine, self.runs, policy)
+
+    @classmethod
+    def open(
+        cls, location: str | os.PathLike[str], *, policy: str = "default", create: bool = True, migrate: bool = True
+    ) -> Self:
+        """Open the registry in a folder.
+
+        Args:
+            location: the folder; it will hold `registry.db` and `snapshots/`. Relative paths are resolved now.
+            policy: the series of versions to see.
+            create: make what is missing.
+            migrate: bring an older database up to this library's schema, under a lock.
+
+        Raises:
+            NotFoundError: nothing is there and `create` is off.
+            SchemaError: the database is newer than the library, or older and `migrate` is off.
+            CorruptionError: the database file is damaged or is not a database.
+        """
+        if not isinstance(policy, str) or not policy.strip() or len(policy) > 255 or not policy.isprintable():
+            raise ValueError(f"a policy name is printable text of 1 to 255 characters, found {policy!r}")
+        folder = Path(os.path.abspath(Path(location).expanduser()))
+        schema.ensure(folder / "registry.db", create=create, migrate=migrate)
+        registry = cls(folder, open_engine(folder / "registry.db"), LocalSnapshots(folder / "snapshots"), policy)
+        recover(registry.engine, registry.runs, registry.snapshots, folder)
+        return registry
+
+    def for_policy(self, policy: str) -> Self:
+        """Return the same registry, seen through another policy."""
+        return type(self).open(self.location, policy=policy, create=False)
+
+    def close(self) -> None:
+        """Release the database and the buffers. Closing twice is harmless."""
+        self.__dict__.pop("publisher", None)
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopen, (type(self), str(self.location), self.policy))
+
+    def __repr__(self) -> str:
+        return f"<Registry {str(self.location)!r} policy={self.policy!r}>"
+
+    @cached_property
+    def uuid(self) -> str:
+        """The registry's own identity, 32 hex digits, made once."""
+        with self.ledger.reading() as conn:
+            return conn.execute(select(About.uuid)).scalar_one()
+
+    @cached_property
+    def publisher(self) -> Publisher:
+        """What turns weights into versions; for updaters that publish and distribute at the same time."""
+        from weightledger.registry.publishing import Publisher
+
+        return Publisher(self.ledger, self.snapshots, self.location)
+
+    # ------------------------------------------------------------------ publishing and reading
+
+    def publish(
+        self,
+        weights: Any,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        parent: int | None = None,
+        extra: Any = None,
+    ) -> Version:
+        """Copy weights, store them durably and append a version, the new head.
+
+        Args:
+            weights: an `nn.Module`, a TensorDict or a mapping of tensors, nested too. Tensors of any device.
+            step: the training step they belong to.
+            metrics: numbers known already; NaN is kept as NaN. More come by `record_metrics`.
+            metadata: values of plain types, kept with their types.
+            message: one line for the log.
+            parent: publish only if the head has this number (0: only into an empty policy).
+            extra: more state of the same moment (optimizer, counters): nested mappings and lists of tensors, numbers,
+                strings. Stored beside the weights, never sent to workers.
+
+        Returns:
+            The new version; when this returns it survives `kill -9` and power loss.
+
+        Raises:
+            InvalidWeightsError: something cannot be stored; every such key is named. Nothing was written.
+            ConflictError: the head is not `parent`. Nothing was written.
+            StorageError: the disk refused. No version is offered.
+        """
+        draft = self.publisher.draft(
+            weights, step=step, metrics=metrics, metadata=metadata, message=message, extra=extra
+        )
+        try:
+            return self.publisher.publish(draft, parent)
+        finally:
+            draft.release()
+
+    def head(self) -> Version:
+        """Return the newest stored version.
+
+        Raises:
+            NotFoundError: nothing was published yet.
+        """
+        with self.ledger.reading() as conn:
+            return self.ledger.head(conn)
+
+    def get(self, ref: Ref) -> Version:
+        """Return the version that a number, an alias, `"head"` or a `Version` names.
+
+        Raises:
+            NotFoundError: there is none; the text says what exists.
+        """
+        with self.ledger.reading() as conn:
+            return self.ledger.resolve(conn, ref)
+
+    def versions(self, limit: int | None = None) -> list[Version]:
+        """Return stored and pruned versions, oldest first; with a limit the newest so many."""
+        with self.ledger.reading() as conn:
+            return self.ledger.versions(conn, limit)
+
+    def policies(self) -> list[str]:
+        """Return the names of all policies in this registry."""
+        with self.ledger.reading() as conn:
+            return self.ledger.policies(conn)
+
+    def load(self, ref: Ref = "head") -> Any:
+        """Read a version's weights: an own, writable copy, verified against the digest.
+
+        Returns:
+            A state dict (key order and `_metadata` kept) for a module or mapping, a TensorDict for a TensorDict.
+            Tensors are on the CPU.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+            CorruptionError: the file is missing or damaged.
+        """
+        from weightledger.registry import codec
+
+        payload, structure = self.read(ref)
+        return codec.rebuild(structure, payload.tensors(), payload.values)
+
+    def load_extra(self, ref: Ref = "head") -> Any:
+        """Read the extra state that was published with a version.
+
+        Raises:
+            NotFoundError: no such version, it was pruned, or it has no extra state.
+            CorruptionError: the file is missing or damaged.
+        """
+        from weightledger.registry import codec
+
+        with self.ledger.reading() as conn:
+            version = self.ledger.usable(conn, ref, "load the extra state of")
+            _, file = self.ledger.files_of(conn, version.number)
+            _, structure = self.ledger.structures_of(conn, version.number)
+        if file is None or structure is None:
+            raise NotFoundError(
+                f"v{version.number} of policy {self.policy!r} has no extra state: it was published without extra="
+            )
+        payload = inspection.read_payload(self.snapshots, file, f"the extra state of {self._name(version)}")
+        return codec.rebuild(structure, payload.tensors(), payload.values)
+
+    def restore(self, ref: Ref, into: Any, *, cast: bool = False) -> Version:
+        """Copy a version's weights in place into a live module, TensorDict or mapping: all or nothing.
+
+        Ties, `requires_grad`, device and lock state of the target stay as they are. A non-persistent buffer that the
+        version lacks is left alone.
+
+        Args:
+            cast: accept other dtypes and convert.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+            CorruptionError: the file is missing or damaged.
+            InvalidWeightsError: the weights do not fit; every difference is named and the target is untouched.
+        """
+        from weightledger.registry.restore import copy_into
+
+        with self.ledger.reading() as conn:
+            version = self.ledger.usable(conn, ref, "restore")
+        copy_into(self.payload(version), into, cast=cast)
+        return version
+
+    def payload(self, ref: Ref) -> Payload:
+        """Read a version's file into one buffer and verify it, for whoever distributes it.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+            CorruptionError: the file is missing or damaged.
+        """
+        return self.read(ref)[0]
+
+    def read(self, ref: Ref) -> tuple[Payload, dict[str, Any]]:
+        """As `payload`, together with the structure in which the version was published."""
+        with self.ledger.reading() as conn:
+            version = self.ledger.usable(conn, ref, "load")
+            file, _ = self.ledger.files_of(conn, version.number)
+            structure, _ = self.ledger.structures_of(conn, version.number)
+        return inspection.read_payload(self.snapshots, file, self._name(version)), structure
+
+    def export(self, ref: Ref, path: str | os.PathLike[str]) -> Path:
+        """Write a version as a plain safetensors file that any reader loads; tied tensors under every name.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+            CorruptionError: the stored file is missing or damaged.
+            StorageError: the target cannot be written.
+        """
+        from weightledger.registry.payload import write_plain
+
+        target = Path(os.path.abspath(Path(path).expanduser()))
+        write_plain(self.payload(ref), target)
+        return target
+
+    def tensor_hashes(self, ref: Ref) -> dict[str, str]:
+        """Return the hash of every tensor and kept value by name, from the file's header; reads no tensor.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+            CorruptionError: the file is missing or its header is damaged.
+        """
+        with self.ledger.reading() as conn:
+            version = self.ledger.usable(conn, ref, "compare")
+            file, _ = self.ledger.files_of(conn, version.number)
+        return inspection.read_hashes(self.snapshots, file, self._name(version))
+
+    # ------------------------------------------------------------------ deciding
+
+    def rollback(self, to: Ref | None = None, *, reason: str = "", expected_head: int | None = None) -> Version:
+        """Append a version that has the content of an older one, and make it the head.
+
+        Args:
+            to: what to restore; by default the nearest stored version on the head's lineage that differs from the head.
+            reason: for the log.
+            expected_head: roll back only if the head has this number.
+
+        Raises:
+            NotFoundError: there is no such version, it was pruned, or there is nothing to go back to.
+            ConflictError: the head is another one. Nothing was changed.
+        """
+        with policy_lock(self.location, self.policy), self.ledger.writing() as conn:
+            return steering.roll_back(self.ledger, conn, to, reason=reason, expected_head=expected_head)
+
+    def pin(self, worker: str, ref: Ref, *, reason: str = "") -> None:
+        """Hold a worker, or a glob of worker names, at a version.
+
+        `"head"` and numbers resolve now; an alias is followed wherever it moves. An exact name beats a glob, and of two
+        globs the newer wins. A new pin on the same name replaces the older.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+        """
+        with self.ledger.writing() as conn:
+            steering.pin(self.ledger, conn, worker, ref, reason=reason)
+
+    def unpin(self, worker: str) -> None:
+        """Remove the pin on exactly this name or glob.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        with self.ledger.writing() as conn:
+            steering.unpin(self.ledger, conn, worker)
+
+    def pins(self) -> list[Pin]:
+        """Return all pins, oldest first."""
+        with self.ledger.reading() as conn:
+            return self.ledger.pins(conn)
+
+    def target(self, worker: str) -> Version:
+        """Return the version that a worker should hold: its pin, else the head.
+
+        Raises:
+            NotFoundError: nothing was published yet.
+        """
+        with self.ledger.reading() as conn:
+            head = self.ledger.head(conn)
+            number, _ = audit.resolve_target(worker, self.ledger.pins(conn), head.number)
+            return head if number is None else self.ledger.version(conn, number)
+
+    def set_alias(self, name: str, ref: Ref) -> None:
+        """Let a name stand for a version; pins that follow the alias move with it.
+
+        Raises:
+            NotFoundError: no such version, or its weights were pruned.
+        """
+        with self.ledger.writing() as conn:
+            steering.set_alias(self.ledger, conn, name, ref)
+
+    def delete_alias(self, name: str) -> None:
+        """Forget an alias.
+
+        Raises:
+            NotFoundError: there is no such alias.
+            InUseError: a pin follows it.
+        """
+        with self.ledger.writing() as conn:
+            steering.delete_alias(self.ledger, conn, name)
+
+    def aliases(self) -> dict[str, int]:
+        """Return every alias and the number it stands for."""
+        with self.ledger.reading() as conn:
+            return self.ledger.aliases(conn)
+
+    def record_metrics(self, ref: Ref, **metrics: Any) -> Version:
+        """Write numbers learnt about a version after it ran; an older value of the same name is replaced.
+
+        Raises:
+            NotFoundError: no such version.
+            InvalidWeightsError: a value is no number.
+        """
+        checked = steering.check_metrics(metrics)
+        with self.ledger.writing() as conn:
+            return steering.record_metrics(self.ledger, conn, ref, checked)
+
+    def best(self, metric: str, mode: str = "max") -> Version:
+        """Return the stored version with the best finite value; of equal ones the newest. NaN and infinities never win.
+
+        Args:
+            mode: `"max"` or `"min"`.
+
+        Raises:
+            NotFoundError: no stored version has a finite value of that metric.
+        """
+        with self.ledger.reading() as conn:
+            return steering.best(self.ledger, conn, metric, mode)
+
+    # ------------------------------------------------------------------ asking
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return what is known of every worker that was ever steered, by name."""
+        with self.ledger.reading() as conn:
+            policy = self.ledger.find_policy(conn)
+            return [] if policy is None else audit.workers(conn, policy, self.runs.alive)
+
+    def holdings(self, at: datetime | None = None) -> list[Holding]:
+        """Return what each worker holds, or held at a moment.
+
+        Args:
+            at: an aware datetime. Between a push and its receipt this is the older holding; the newer one is in
+                `history`, and the switch lies between its `pushed_at` and `confirmed_at`.
+        """
+        _check_aware("at", at)
+        with self.ledger.reading() as conn:
+            policy = self.ledger.find_policy(conn)
+            return [] if policy is None else audit.holdings(conn, policy, at, alive=self.runs.alive)
+
+    def history(
+        self,
+        *,
+        worker: str | None = None,
+        version: Ref | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+    ) -> list[Holding]:
+        """Return who held what, oldest first; pushes that were never confirmed are among them, without `confirmed_at`.
+
+        Args:
+            worker: only this worker.
+            version: only this version, found by content: holdings of an equal version say so in `same_content_as`.
+            since: only what was held after this aware datetime.
+            until: only what was held before this aware datetime.
+            limit: only the newest so many.
+
+        Raises:
+            NotFoundError: no such version.
+        """
+        _check_aware("since", since)
+        _check_aware("until", until)
+        with self.ledger.reading() as conn:
+            number = None if version is None else self.ledger.resolve(conn, version).number
+            policy = self.ledger.find_policy(conn)
+            if policy is None:
+                return []
+            return audit.history(
+                conn, policy, worker=worker, version=number, since=since, until=until, limit=limit, alive=self.runs.alive
+            )
+
+    def staleness(self, version: Ref) -> int | None:
+        """Count the publishes along the head's lineage since a version's content was last the head's.
+
+        Rollbacks count 0. None when its branch was abandoned.
+
+        Raises:
+            NotFoundError: no such version.
+        """
+        with self.ledger.reading() as conn:
+            found = self.ledger.resolve(conn, version)
+            policy = self.ledger.find_policy(conn)
+            assert policy is not None
+            return audit.staleness(conn, policy, found.number)
+
+    def events(
+        self,
+        *,
+        kind: str | None = None,
+        worker: str | None = None,
+        version: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+    ) -> list[Event]:
+        """Return the journal, oldest first; with a limit the newest so many."""
+        _check_aware("since", since)
+        _check_aware("until", until)
+        with self.ledger.reading() as conn:
+            policy = self.ledger.find_policy(conn)
+            if policy is None:
+                return []
+            return audit.events(
+                conn, policy, kind=kind, worker=worker, version=version, since=since, until=until, limit=limit
+            )
+
+    # ------------------------------------------------------------------ keeping
+
+    def verify(self, ref: Ref | None = None) -> list[Fault]:
+        """Re-read files and compare them with the record: missing, truncated, changed, strays. Changes nothing.
+
+        Args:
+            ref: only this version; by default all of this policy, and strays.
+
+        Raises:
+            NotFoundError: no such version, or it was pruned.
+        """
+        return inspection.verify(self.ledger, self.snapshots, ref)
+
+    def prune(
+        self,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: tuple[str, int] | tuple[str, int, str] | None = None,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """Delete the snapshot files of versions that no rule keeps and nobody needs; the rows stay.
+
+        The head, and what is pinned, aliased, held or pending on a worker, or shares its file with a kept version,
+        always stays.
+
+        Args:
+            keep_last: keep the newest so many.
+            keep_every: keep numbers divisible by this.
+            keep_best: keep the best so many by a metric: `("reward", 3)`, or `("loss", 3, "min")`.
+            dry_run: delete nothing, only say what would go.
+
+        Returns:
+            The versions whose weights are gone; `.kept` says why each other one stays.
+
+        Raises:
+            ValueError: a rule that keeps nothing, or no rule at all.
+        """
+        report, undeleted = prune(
+            self.ledger,
+            self.snapshots,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_best=keep_best,
+            dry_run=dry_run,
+        )
+        if undeleted:
+            warnings.warn(
+                f"pruned, but {len(undeleted)} file(s) could not be deleted yet and will be tried again at the next "
+                f"prune: {'; '.join(undeleted)}",
+                stacklevel=2,
+            )
+        return report
+
+    # ------------------------------------------------------------------ helpers
+
+    def _name(self, version: Version) -> str:
+        return f"v{version.number} of policy {self.policy!r}"
+
+
+def _reopen(kind: type[Registry], location: str, policy: str) -> Registry:
+    return kind.open(location, policy=policy, create=False)
+
+
+def _check_aware(name: str, moment: datetime | None) -> None:
+    if moment is not None and moment.tzinfo is None:
+        raise ValueError(f"{name} must be a timezone-aware datetime, found the naive {moment!r}")

@@ -1,0 +1,366 @@
+"""Connections to the database: the one module that knows SQLite.
+
+Rules it keeps:
+- A transaction that writes begins with `BEGIN IMMEDIATE`: one that reads first and writes later fails at once with
+  "database is locked", whatever the time-out. `reading` and `writing` are the only ways in.
+- Opening never makes a file (`schema.ensure` does), so a wrong path cannot leave an empty database behind.
+- A connection belongs to the process that opened it. After `os.fork` the child opens its own.
+- SQLite's errors leave through `translate` as errors of this library that name the file. Broken constraints pass
+  as SQLAlchemy's `IntegrityError`: only the caller knows what they mean.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakSet
+
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, inspect
+from sqlalchemy.exc import DBAPIError
+
+from weightledger.registry.errors import (
+    CorruptionError,
+    InUseError,
+    NotFoundError,
+    SchemaError,
+    StorageError,
+    WeightLedgerError,
+)
+
+BUSY_SECONDS = 30.0
+_IMMEDIATE = "weightledger_immediate"
+_READ_ONLY = "weightledger_read_only"
+
+
+class JournalWarning(UserWarning):
+    """The file system refused SQLite's write-ahead log; the registry works on, with its older rollback journal."""
+
+
+class _Connection(sqlite3.Connection):
+    """Refuses every process but the one that opened it.
+
+    SQLite's locks belong to a process: a forked child that rolls back or closes an inherited connection would undo
+    locks and write-ahead state that its parent still relies on.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._owner = os.getpid()
+        _connections.add(self)
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_strangers()
+        return super().cursor(*args, **kwargs)
+
+    def commit(self) -> None:
+        self._refuse_strangers()
+        super().commit()
+
+    def rollback(self) -> None:
+        if self._owner == os.getpid():
+            super().rollback()
+
+    def close(self) -> None:
+        if self._owner == os.getpid():
+            super().close()
+
+    def _refuse_strangers(self) -> None:
+        if self._owner != os.getpid():
+            raise StorageError(
+                f"This database transaction was begun in process {self._owner}, before the fork that made process "
+                f"{os.getpid()}; expected one begun here. Leave the `with` block before forking, or begin anew."
+            )
+
+
+_connections: WeakSet[_Connection] = WeakSet()
+_engines: WeakSet[Engine] = WeakSet()
+
+
+def _forget_inherited_connections() -> None:
+    for connection in list(_connections):
+        # Even freeing the object would close the database, so the child keeps each one until it ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    _connections.clear()
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_inherited_connections)
+
+
+def open_engine(
+    path: Path, *, read_only: bool = False, busy_seconds: float = BUSY_SECONDS, vfs: str | None = None
+) -> Engine:
+    """Return the engine of a database file. No connection is made yet, and a missing file stays missing.
+
+    Args:
+        path: The database file; any name that the file system accepts. Made absolute here, so that a later change
+            of the working directory does not matter.
+
+        read_only: Refuse to write. Works on read-only media and in folders of other users too.
+
+        busy_seconds: How long a statement waits for another process's transaction before it fails.
+
+        vfs: One of SQLite's other file layers, such as `"unix-dotfile"` where a file system has no locks.
+    """
+    path = Path(os.path.abspath(path))
+
+    def connect() -> _Connection:
+        return _connect(path, read_only, busy_seconds, vfs)
+
+    writable = _writable(path)
+    # A thread that needs a connection never waits for another thread's. Where nothing can be written, each
+    # transaction opens the file anew, since that connection may not notice what the file's owner changes.
+    pool: dict[str, Any] = (
+        {"poolclass": QueuePool, "max_overflow": -1} if writable else {"poolclass": NullPool}
+    )
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        creator=connect,
+        execution_options={_READ_ONLY: read_only or not writable},
+        **pool,
+    )
+    event.listen(engine, "begin", _begin)
+    _engines.add(engine)
+    return engine
+
+
+def database_path(engine: Engine) -> Path:
+    """Return the file that an engine was opened for."""
+    assert engine.url.database is not None
+    return Path(engine.url.database)
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """Give a connection inside a transaction that sees one state of the database throughout."""
+    with translate(engine), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """Give a connection inside a transaction that holds the write lock: commits at the end, or undoes everything.
+
+    Raises:
+        InUseError: Another process kept the write lock for longer than the engine waits.
+
+        StorageError: The disk is full or refuses; nothing was written.
+
+        CorruptionError: The file is damaged.
+    """
+    with translate(engine), engine.connect() as connection:
+        connection.execution_options(**{_IMMEDIATE: True})
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
+def rebuilding(engine: Engine) -> Iterator[Connection]:
+    """As `writing`, for migrations: tables may be dropped and made anew without their references being followed.
+
+    With references enforced, dropping a table to rebuild it would delete the rows that point at it. They are checked
+    once, before the commit.
+
+    Raises:
+        SchemaError: References would be broken afterwards; everything was undone.
+    """
+    with translate(engine), engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        raw.execute("PRAGMA foreign_keys=OFF")  # has no effect inside a transaction
+        try:
+            connection.execution_options(**{_IMMEDIATE: True})
+            with connection.begin():
+                yield connection
+                broken = {row[0] for row in connection.exec_driver_sql("PRAGMA foreign_key_check")}
+                if broken:
+                    raise SchemaError(
+                        f"{database_path(engine)}: the change would leave rows of {', '.join(sorted(broken))} that "
+                        "point at nothing; it was undone. Keep using the older version of the library and report this."
+                    )
+        finally:
+            raw.execute("PRAGMA foreign_keys=ON")
+
+
+def table_names(connection: Connection) -> set[str]:
+    """Return the names of all tables of the database."""
+    return set(inspect(connection).get_table_names())
+
+
+def use_write_ahead_log(engine: Engine) -> None:
+    """Turn on the write-ahead log, if it is off: readers and the writer no longer wait for each other.
+
+    The file remembers it. Where the file system cannot (most network ones), the rollback journal stays, and a
+    `JournalWarning` says so. An engine that only reads leaves the file as it is.
+    """
+    if engine.get_execution_options()[_READ_ONLY]:
+        return
+    with translate(engine):
+        connection = engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA journal_mode")
+            if cursor.fetchone() == ("wal",):
+                return
+            reason = _try_write_ahead_log(cursor)
+            # Connections were set up for the journal that was in use when they were made.
+            connection.invalidate()
+        finally:
+            connection.close()
+    if reason is not None:
+        warnings.warn(
+            f"{database_path(engine)}: expected SQLite's write-ahead log, but it could not be turned on ({reason}). "
+            "The registry works on with a rollback journal, slower and with readers waiting for writers. Put it on a "
+            "local disk: network file systems often break SQLite's locks.",
+            JournalWarning,
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def translate(engine: Engine) -> Iterator[None]:
+    """Turn what SQLite raises inside into errors of this library that name the file."""
+    try:
+        yield
+    except DBAPIError as error:
+        ours = _as_ours(error.orig, database_path(engine))
+        if ours is None:
+            raise
+        raise ours from error
+    except sqlite3.Error as error:
+        ours = _as_ours(error, database_path(engine))
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _connect(path: Path, read_only: bool, busy_seconds: float, vfs: str | None) -> _Connection:
+    if not path.exists():
+        raise NotFoundError(
+            f"{path}: expected a registry's database, found no such file. Check the path; "
+            "`Registry.open(...)` or `weightledger publish` makes a new registry."
+        )
+    pragmas = ["PRAGMA query_only=ON"] if read_only else []
+    if _writable(path):
+        # Also for reading: only then can SQLite take in what a killed writer left in the log.
+        return _prepare(_open(path, "mode=rw", busy_seconds, vfs), pragmas)
+    try:
+        return _prepare(_open(path, "mode=ro", busy_seconds, vfs), pragmas)
+    except sqlite3.OperationalError:
+        # A write-ahead database needs side files, which nobody can make in a folder that cannot be written.
+        # Without a log beside it no writer is at work, so the file can be read as one that does not change.
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        return _prepare(_open(path, "immutable=1", busy_seconds, vfs), pragmas)
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path.parent, os.W_OK) and (os.access(path, os.W_OK) or not path.exists())
+
+
+def _open(path: Path, options: str, busy_seconds: float, vfs: str | None) -> _Connection:
+    if vfs is not None:
+        options += f"&vfs={quote(vfs)}"
+    return sqlite3.connect(
+        f"file:{quote(os.fsencode(path))}?{options}",
+        uri=True,
+        timeout=busy_seconds,
+        isolation_level=None,  # the driver never begins a transaction by itself: `_begin` does
+        check_same_thread=False,
+        cached_statements=256,
+        factory=_Connection,
+    )
+
+
+def _prepare(connection: _Connection, more: list[str]) -> _Connection:
+    try:
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        connection.execute("PRAGMA foreign_keys=ON")
+        # FULL syncs the log at each commit. A rollback journal is durable only once its folder is synced too.
+        connection.execute(f"PRAGMA synchronous={'FULL' if mode == 'wal' else 'EXTRA'}")
+        for statement in more:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _begin(connection: Connection) -> None:
+    raw = connection.connection.driver_connection
+    assert raw is not None
+    raw.execute("BEGIN IMMEDIATE" if connection.get_execution_options().get(_IMMEDIATE) else "BEGIN")
+
+
+def _try_write_ahead_log(cursor: Any) -> str | None:
+    """Return None when it is on, else what stood in the way."""
+    (timeout,) = cursor.execute("PRAGMA busy_timeout").fetchone()
+    deadline = time.monotonic() + timeout / 1000
+    while True:
+        try:
+            (mode,) = cursor.execute("PRAGMA journal_mode=WAL").fetchone()
+            cursor.execute(
+                "PRAGMA schema_version"
+            ).fetchone()  # the first read through the log finds what it lacks
+        except sqlite3.OperationalError as error:
+            # Two connections that switch at once are told "locked" without the time-out being waited for.
+            if _primary_code(error) == sqlite3.SQLITE_BUSY and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            if _primary_code(error) == sqlite3.SQLITE_FULL:
+                raise
+            return str(error)
+        return None if mode == "wal" else f"journal_mode is {mode!r}"
+
+
+def _primary_code(error: BaseException | None) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _as_ours(error: BaseException | None, path: Path) -> WeightLedgerError | None:
+    code = _primary_code(error)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return InUseError(
+            f"{path}: expected the database's lock within the time-out, but another process kept it ({error}). "
+            "Nothing was written. Try again, or end the process that holds a transaction open."
+        )
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return CorruptionError(
+            f"{path}: expected a registry's SQLite database, found something else or a damaged one ({error}). "
+            "Nothing was changed and the weight files are untouched. Restore the database from a backup."
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return StorageError(
+            f"{path}: no space left for the database ({error}). Nothing was written. Make room, then try again."
+        )
+    if code == sqlite3.SQLITE_READONLY:
+        return StorageError(
+            f"{path}: expected a database that can be written, found a read-only one ({error}). "
+            "Nothing was written. Mend the permissions of the file and its folder, or open it for reading only."
+        )
+    if code in (sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS):
+        return StorageError(
+            f"{path}: the file system does not give SQLite the locks it needs ({error}). "
+            "Put the database on a local disk."
+        )
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM):
+        return StorageError(
+            f"{path}: the operating system refused to read or write the database ({error}). "
+            "Check the disk, the permissions of the file and its folder, and that it stands on a local disk."
+        )
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
+        return SchemaError(
+            f"{path}: expected the tables of this version of the library, found others ({error}). "
+            "Run `weightledger upgrade`, or use the library version that wrote it."
+        )
+    return None

@@ -1,0 +1,160 @@
+"""Which versions a prune keeps, and why. Pure rules.
+
+What is the head, aliased, pinned, held or pending on a worker stays whatever the rules say, and so does what shares its
+file with a version that stays. Order is the number: never a step, a time, or how a name sorts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+BestRule: TypeAlias = tuple[str, int] | tuple[str, int, str]
+
+_ACCEPTED = (
+    "accepted are keep_last=n and keep_every=n with a whole number n of at least 1, and keep_best=(metric, n) "
+    'or (metric, n, "min"); at least one of them'
+)
+_NAMED = 3  # so many workers are named in a reason, the rest are counted
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stored version, as the rules see it."""
+
+    number: int
+    snapshot: int
+    """Row of its file."""
+    extra_snapshot: int | None = None
+    """Row of its extra state's file. Sharing that keeps nothing: many versions may have equal small extra states."""
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+def check_rules(keep_last: int | None, keep_every: int | None, keep_best: BestRule | None) -> None:
+    """Refuse rules that keep nothing, or that are none.
+
+    Raises:
+        ValueError: Says which rule is wrong and what is accepted.
+    """
+    if keep_last is None and keep_every is None and keep_best is None:
+        raise ValueError(f"prune: expected a rule, found none: {_ACCEPTED}")
+    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+        if value is not None and not _counts(value):
+            raise ValueError(f"prune: {name}={value!r}: {_ACCEPTED}")
+    if keep_best is not None and not (
+        isinstance(keep_best, (tuple, list))
+        and len(keep_best) in (2, 3)
+        and isinstance(keep_best[0], str)
+        and keep_best[0]
+        and _counts(keep_best[1])
+        and (len(keep_best) == 2 or keep_best[2] in ("max", "min"))
+    ):
+        raise ValueError(f"prune: keep_best={keep_best!r}: {_ACCEPTED}")
+
+
+def keep_reasons(
+    candidates: Iterable[Candidate],
+    *,
+    head: int | None,
+    aliases: Mapping[int, Sequence[str]],
+    pins: Mapping[int, Sequence[str]],
+    held: Mapping[int, Sequence[str]],
+    pending: Mapping[int, Sequence[str]] | None = None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    keep_best: BestRule | None = None,
+) -> dict[int, tuple[str, ...]]:
+    """Return why each version stays, in words; those that are missing in the answer may go.
+
+    Args:
+        candidates: The stored versions of one policy.
+
+        head: Number of the head; None in an empty policy.
+
+        aliases: Number → the aliases that name it.
+
+        pins: Number → the workers, or globs of them, that are pinned to it.
+
+        held: Number → the workers that hold it, or may.
+
+        pending: Number → the workers that it was pushed to without an answer yet.
+
+        keep_last: Keep the newest so many.
+
+        keep_every: Keep the numbers that are divisible by this.
+
+        keep_best: Keep the best so many by a metric, the highest or (`"min"`) the lowest. NaN, infinities and versions
+            without the metric are never among them; of equal values the newer wins.
+
+    Raises:
+        ValueError: A rule would keep nothing, or there is none.
+    """
+    check_rules(keep_last, keep_every, keep_best)
+    by_number = {each.number: each for each in candidates}
+    numbers = sorted(by_number)
+    reasons: dict[int, list[str]] = {number: [] for number in numbers}
+
+    def keep(number: int | None, reason: str) -> None:
+        if number in reasons:
+            reasons[number].append(reason)
+
+    keep(head, "head")
+    for number, names in aliases.items():
+        for name in sorted(names):
+            keep(number, f"alias {name}")
+    for words, users in (("pinned by", pins), ("held by", held), ("pending on", pending or {})):
+        for number, names in users.items():
+            if names:
+                keep(number, f"{words} {_listed(names)}")
+    if keep_last is not None:
+        for number in numbers[-keep_last:]:
+            keep(number, f"last {keep_last}")
+    if keep_every is not None:
+        for number in numbers:
+            if number % keep_every == 0:
+                keep(number, f"every {keep_every}")
+    if keep_best is not None:
+        for number in _best(by_number.values(), keep_best):
+            keep(number, f"best {keep_best[1]} by {keep_best[0]}")
+
+    kept_by_file = {by_number[number].snapshot: number for number in numbers if reasons[number]}
+    for number in numbers:
+        sharer = kept_by_file.get(by_number[number].snapshot)
+        if sharer is not None and not reasons[number]:
+            keep(number, f"shares its file with v{sharer}")
+    return {number: tuple(why) for number, why in reasons.items() if why}
+
+
+def released_files(candidates: Iterable[Candidate], kept: Iterable[int]) -> frozenset[int]:
+    """Return the rows of the files, of weights and extra state, that only versions outside of `kept` name."""
+    staying = set(kept)
+    needed: set[int | None] = set()
+    going: set[int] = set()
+    for each in candidates:
+        files = {each.snapshot} if each.extra_snapshot is None else {each.snapshot, each.extra_snapshot}
+        (needed if each.number in staying else going).update(files)
+    return frozenset(going - needed)
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _best(candidates: Iterable[Candidate], rule: BestRule) -> list[int]:
+    metric, count = rule[0], rule[1]
+    sign = -1 if len(rule) == 3 and rule[2] == "min" else 1
+    scores = [
+        (sign * each.metrics[metric], each.number)
+        for each in candidates
+        if math.isfinite(each.metrics.get(metric, math.nan))
+    ]
+    return [number for _, number in sorted(scores, reverse=True)[:count]]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = sorted(set(names))
+    if len(shown) <= _NAMED + 1:
+        return ", ".join(shown)
+    return f"{', '.join(shown[:_NAMED])} and {len(shown) - _NAMED} more"

@@ -1,0 +1,141 @@
+"""The documentation is whole: it builds, loads nothing from elsewhere, and tells every command and column there is.
+
+That its examples and commands are true is tested page by page: see the root's `conftest.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from weightledger.registry.models import Base
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+SHORT = "# tests: run this"
+"""The line by which a program in docs/examples says that it ends by itself within a minute."""
+
+
+def test_the_documentation_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES) - 2
+    foreign = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    assert [tag for page in pages for tag in foreign.findall(page.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_every_python_block_is_an_example_that_runs(page: Path) -> None:
+    blocks = re.findall(r"^```(?:python|pycon|py)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert [block for block in blocks if not block.lstrip().startswith(">>>")] == []
+
+
+def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """What users can call of a public thing: itself, and a class's own public methods and properties."""
+    yield name, thing
+    if inspect.isclass(thing):
+        for member, value in inspect.getmembers(thing):
+            function: Any = value.fget if isinstance(value, property) else value
+            ours = getattr(function, "__module__", None) or ""
+            if (
+                not member.startswith("_")
+                and inspect.isroutine(function)
+                and ours.startswith("weightledger.")
+            ):
+                yield f"{name}.{member}", value
+
+
+@pytest.mark.parametrize("package", ["weightledger.registry", "weightledger.updater"])
+def test_everything_that_users_call_has_a_docstring_whose_first_line_is_a_sentence(package: str) -> None:
+    public = importlib.import_module(package)
+    called = [pair for name in public.__all__ for pair in members(name, getattr(public, name))]
+    first_lines = {name: (inspect.getdoc(thing) or "").split("\n\n")[0] for name, thing in called}
+    assert first_lines
+    assert [name for name, line in first_lines.items() if not line.endswith((".", ":"))] == []
+
+
+def test_every_column_of_every_table_is_documented_and_no_other() -> None:
+    page = (ROOT / "docs" / "reference" / "tables.md").read_text(encoding="utf-8")
+    told = {
+        (table, column)
+        for table, body in re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+        for names in re.findall(r"^\| (`.*?) \|", body, re.M)
+        for column in re.findall(r"`(\w+)`", names)
+    }
+    assert told == {
+        (table.name, column.name) for table in Base.metadata.tables.values() for column in table.columns
+    }
+
+
+def commands() -> dict[str, set[str]]:
+    """Every command of `weightledger`, and its options."""
+    from weightledger.registry.cli import app
+
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return {name: {text for item in one.params for text in item.opts} for name, one in group.commands.items()}
+
+
+def test_every_command_is_documented_and_every_documented_option_exists() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `weightledger ([a-z]+)([^`]*)`", page, re.M)
+    assert {name for name, _ in told} == set(commands())
+    for name, usage in told:
+        assert set(re.findall(r"--[a-z-]+", usage)) <= commands()[name], name
+
+
+def page_result(folder: Path, page: str) -> tuple[int, str]:
+    """Run one Markdown page under the root's `conftest.py`, in a session of its own."""
+    shutil.copy(ROOT / "conftest.py", folder)
+    (folder / "page.md").write_text(page, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", "page.md"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_page_fails_by_a_wrong_command_as_by_a_wrong_example(tmp_path: Path) -> None:
+    example = ">>> import os\n>>> os.listdir()\n[]\n\n"
+    assert page_result(tmp_path, example)[0] == 0
+    assert page_result(tmp_path, example + "$ weightledger --help\n$ made-up-tool\n")[0] == 0
+    code, told = page_result(tmp_path, example + "$ weightledger status --registry nowhere\n")
+    assert code == 1
+    assert "nowhere" in told
+    assert page_result(tmp_path, example.replace("[]", "['something']"))[0] == 1
+
+
+def test_programs_marked_short_run_to_their_end(tmp_path: Path) -> None:
+    for program in sorted((ROOT / "docs" / "examples").glob("*.py")):
+        if SHORT not in program.read_text(encoding="utf-8").splitlines():
+            continue
+        done = subprocess.run(
+            [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+        )
+        assert done.returncode == 0, f"{program.name}: {done.stdout}{done.stderr}"

@@ -1,0 +1,173 @@
+"""Who may import whom, read from the sources and tried in fresh interpreters.
+
+Rules kept here
+- `weightledger.registry` and `weightledger.migrations` import neither Ray nor `weightledger.updater`, not even
+  inside a function: a registry is read where no cluster is.
+- No import is relative or by a bare folder name: both would load a module twice, under two names.
+- No two modules import each other while they are being loaded.
+- `import weightledger.registry` loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("registry", "updater", "migrations")
+
+
+def sources() -> dict[str, str]:
+    """Every module of the three packages, by the name that users import."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(("weightledger", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+            found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def statements(body: list[ast.stmt], *, loading_only: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements in `body`; with `loading_only`, those that run while the module is loaded."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif loading_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        elif loading_only and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from statements(node.orelse, loading_only=True)
+        else:
+            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+                inner = getattr(node, name, [])
+                for item in inner:
+                    blocks = item.body if isinstance(item, ast.ExceptHandler | ast.match_case) else [item]
+                    yield from statements(blocks, loading_only=loading_only)
+
+
+def imported(source: str, modules: Mapping[str, str], *, loading_only: bool) -> set[str]:
+    """Names of the modules that `source` imports; a relative import keeps its leading dots."""
+    names: set[str] = set()
+    for node in statements(ast.parse(source).body, loading_only=loading_only):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+            continue
+        base = "." * node.level + (node.module or "")
+        for alias in node.names:
+            # `from package import module` does not need what the package's own __init__ defines.
+            inner = f"{base}.{alias.name}"
+            names.add(inner if inner in modules else base)
+    return names
+
+
+def belongs(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def forbidden(modules: Mapping[str, str], importers: str, targets: tuple[str, ...]) -> list[str]:
+    return [
+        f"{module} imports {name}"
+        for module, source in modules.items()
+        if belongs(module, importers)
+        for name in sorted(imported(source, modules, loading_only=False))
+        if any(belongs(name, target) for target in targets)
+    ]
+
+
+def cycle(modules: Mapping[str, str]) -> list[str]:
+    """A cycle among the imports made while loading, or nothing."""
+    graph = {
+        module: imported(source, modules, loading_only=True) & modules.keys()
+        for module, source in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def fresh(program: str) -> str:
+    """What a new interpreter prints for `program`."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("package", ["weightledger.registry", "weightledger.migrations"])
+def test_the_registry_and_its_migrations_import_neither_ray_nor_the_updater(package: str) -> None:
+    assert forbidden(sources(), package, ("ray", "weightledger.updater")) == []
+
+
+def test_the_migrations_state_their_own_tables_and_import_nothing_of_the_registry() -> None:
+    assert forbidden(sources(), "weightledger.migrations.versions", ("weightledger.registry",)) == []
+
+
+def test_no_module_imports_by_a_bare_folder_name_or_relatively() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, source in sources().items()
+        for name in sorted(imported(source, {}, loading_only=False))
+        if name.startswith(".") or any(belongs(name, folder) for folder in FOLDERS)
+    ]
+    assert wrong == []
+
+
+def test_no_two_modules_import_each_other_while_they_are_loaded() -> None:
+    assert cycle(sources()) == []
+
+
+@pytest.mark.parametrize("heavy", ["torch", "tensordict", "ray"])
+def test_importing_the_registry_stays_light(heavy: str) -> None:
+    loaded = fresh(
+        f"import sys, weightledger.registry; print([m for m in sys.modules if m.split('.')[0] == {heavy!r}])"
+    )
+    assert loaded == "[]"
+
+
+def test_the_registry_works_where_ray_and_the_updater_cannot_be_imported(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.modules["ray"] = sys.modules["weightledger.updater"] = None  # an import of either is now an error
+import torch
+from weightledger.registry import Registry
+with Registry.open({str(tmp_path / "runs")!r}) as registry:
+    registry.publish({{"w": torch.ones(2)}})
+    registry.publish({{"w": torch.zeros(2)}})
+    registry.rollback()
+    print(registry.load()["w"].tolist())
+"""
+    assert fresh(program) == "[1.0, 1.0]"
+
+
+SYNTHETIC = {
+    "weightledger.registry": "from weightledger.registry.core import Registry",
+    "weightledger.registry.core": "from weightledger.registry import files\nimport torch",
+    "weightledger.registry.files": "",
+}
+
+
+def test_the_reading_of_imports_finds_a_cycle_at_loading_time_only() -> None:
+    late = "def f():\n    from weightledger.registry.core import Registry"
+    typed = "if TYPE_CHECKING:\n    from weightledger.registry.core import Registry"
+    now = "try:\n    from weightledger.registry.core import Registry\nexcept ImportError:\n    raise"
+    assert cycle(SYNTHETIC | {"weightledger.registry.files": late}) == []
+    assert cycle(SYNTHETIC | {"weightledger.registry.files": typed}) == []
+    assert "weightledger.registry.files" in cycle(SYNTHETIC | {"weightledger.registry.files": now})
+
+
+def test_the_reading_of_imports_finds_what_is_hidden_in_a_function() -> None:
+    hidden = "class A:\n    def f(self):\n        with x:\n            import ray.util.metrics"
+    modules = SYNTHETIC | {"weightledger.registry.files": hidden}
+    assert forbidden(modules, "weightledger.registry", ("ray",)) == [
+        "weightledger.registry.files imports ray.util.metrics"
+    ]
+    assert forbidden(modules, "weightledger.registry", ("raylib",)) == []

@@ -1,0 +1,18 @@
+"""The updater: brings workers to their target version and records, on their own receipts, what each one holds."""
+
+from weightledger.updater.base import RemoteWeightUpdaterBase
+from weightledger.updater.core import RayRemoteWeightUpdater
+from weightledger.updater.receiver import acting, held_version
+from weightledger.updater.reports import Held, SyncReport, WorkerOutcome
+from weightledger.updater.server import ServerWeights
+
+__all__ = [
+    "Held",
+    "RayRemoteWeightUpdater",
+    "RemoteWeightUpdaterBase",
+    "ServerWeights",
+    "SyncReport",
+    "WorkerOutcome",
+    "acting",
+    "held_version",
+]

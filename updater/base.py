@@ -1,0 +1,593 @@
+"""`RemoteWeightUpdaterBase`: what every updater does, whatever carries its bytes.
+
+A subclass gives four things: where the server weights come from, how they are mapped, how one worker is sent one push,
+and which workers there are. It inherits versions, targets, the interval, intentions, receipts and reports.
+
+Server weights are written in the caller's thread only, inside the calls made here, never behind its back.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection
+
+from weightledger.registry import Registry, codec, fleet
+from weightledger.registry.errors import ConflictError, InUseError
+from weightledger.registry.ledger import Ref
+from weightledger.registry.payload import Payload
+from weightledger.registry.publishing import Draft, Publication
+from weightledger.registry.records import Version
+from weightledger.registry.restore import check_fit, copy_into
+from weightledger.updater.plan import within_interval
+from weightledger.updater.probing import Probing
+from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
+from weightledger.updater.reports import Held, SyncReport
+from weightledger.updater.seats import Seat, Seats
+from weightledger.updater.server import Mark, ServerWeights, Shelf, mark_of
+from weightledger.updater.settling import Trouble
+from weightledger.updater.update import Request, Update
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# Names that a live updater of this process steers, by (registry, policy, name). Another process is told by the registry.
+_steered: weakref.WeakValueDictionary[tuple[str, str, str], RemoteWeightUpdaterBase] = weakref.WeakValueDictionary()
+_steering = threading.Lock()
+
+
+def no_op(hook: _F) -> _F:
+    """Mark a hook as changing nothing, so that no work is done to call it."""
+    hook.__no_op__ = True  # type: ignore[attr-defined]
+    return hook
+
+
+class RemoteWeightUpdaterBase(ABC):
+    """Brings workers to their target version and records what each one holds.
+
+    Args:
+        policy_weights: the live server weights: an `nn.Module`, TensorDict or mapping of tensors.
+        registry: where versions are kept. Its policy is the series that the workers follow.
+        max_interval: exactly so many consecutive `update_weights` calls that name a worker pass it by between two
+            pushes; 0 for none.
+        locate: where the policy is in a worker: a dotted attribute, or a callable that is given the worker.
+        apply: `apply(worker, weights, version)`, for workers that load weights in their own way; by default they are
+            copied in place.
+        timeout: seconds that one call waits for workers, all of them together.
+        cast: let workers convert to their own dtype; what was converted is recorded.
+        allow_nonfinite: send versions with NaN or infinity; True, or globs of the tensor names that may hold them.
+        extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
+        on_rollback: called with the version after the server weights were restored to it.
+    """
+
+    def __init__(
+        self,
+        policy_weights: Any,
+        *,
+        registry: Registry,
+        max_interval: int = 0,
+        locate: Locate = "policy",
+        apply: Apply | None = None,
+        timeout: float = 60.0,
+        cast: bool = False,
+        allow_nonfinite: bool | Collection[str] = False,
+        extra: Callable[[], Any] | None = None,
+        on_rollback: Callable[[Version], object] | None = None,
+    ) -> None:
+        if timeout <= 0:
+            raise ValueError(f"timeout must be positive seconds, found {timeout!r}")
+        self.policy_weights = policy_weights
+        self.registry = registry
+        self.max_interval = max(0, max_interval)
+        self.locate = locate
+        self.apply = apply
+        self.timeout = timeout
+        self.cast = cast
+        self.allow_nonfinite = allow_nonfinite
+        self.extra = extra
+        self.on_rollback = on_rollback
+        self.last_report: SyncReport | None = None
+        """The report of the last update that ended."""
+        self.seats = Seats()
+        self.shelf = Shelf()
+        self.head: Mark | None = None
+        """The head that the server weights were trained from."""
+        self._marks: dict[int, Mark] = {}
+        self._ranges: tuple[tuple[int, int], ...] | None = None
+        self._caller = threading.RLock()
+        self._running = threading.RLock()
+        self._current: Update | None = None
+        self._background: ThreadPoolExecutor | None = None
+        self._futures: list[Future[SyncReport]] = []
+        self._collector: weakref.ref[Any] | None = None
+        self._closed = False
+        registry.runs.keep_alive()
+        with registry.ledger.reading() as conn:
+            number = registry.ledger.head_number(conn)
+            self.head = None if number is None else self._mark(conn, number)
+
+    # ------------------------------------------------------------------ what a subclass gives
+
+    @abstractmethod
+    def _get_server_weights(self) -> ServerWeights:
+        """Publish the server weights if they changed, and return the record of the version that workers follow."""
+
+    @abstractmethod
+    def _maybe_map_weights(self, weights: Any) -> Any:
+        """Return what is sent, given the weights about to be sent, in the kind in which they were published.
+
+        The version stays unmapped, so that a rollback can restore the learner. Mark an override that changes nothing
+        with `no_op`.
+        """
+
+    @abstractmethod
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        """Start one push and return its receipt, or something that will be it (a future, an `ObjectRef`).
+
+        In the worker `receiver.receive(worker, server_weights.push, server_weights.handle)` is called: the instruction,
+        and the bytes, or None when there are none to send.
+        """
+
+    @abstractmethod
+    def all_worker_ids(self) -> list[int]:
+        """Return the ids of all workers, in the order in which they were added."""
+
+    # ------------------------------------------------------------------ what a subclass may give
+
+    def _skip_update(self, worker_id: int) -> bool:
+        """Tell whether the interval passes this worker by in this call. Asked only where it may."""
+        return within_interval(self.seats.get(worker_id).passed_by, self.max_interval)
+
+    def _distribute(self, payload: Payload) -> Any:
+        """Turn bytes into what `_sync_weights_with_worker` gets as `handle`. Called once a version."""
+        return payload.buffer.copy()
+
+    def _collect(self, handles: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
+        """Wait for answers: receipts or exceptions by worker id; those that did not come in time are left out.
+
+        Args:
+            eager: return as soon as there is one.
+        """
+        done: dict[int, Any] = {
+            key: handle for key, handle in handles.items() if isinstance(handle, (Receipt, Inspection, Trouble, BaseException))
+        }
+        futures = {key: handle for key, handle in handles.items() if isinstance(handle, Future)}
+        if futures:
+            mode = "FIRST_COMPLETED" if eager else "ALL_COMPLETED"
+            wait(futures.values(), timeout=0 if done and eager else timeout, return_when=mode)
+            for key, future in futures.items():
+                if future.done():
+                    done[key] = future.exception() or future.result()
+        return done
+
+    def _explain(self, seat: Seat, error: BaseException) -> Trouble:
+        """Tell what an exception in place of a receipt means for the worker."""
+        return Trouble("failed", f"{type(error).__name__}: {error}")
+
+    def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
+        """Return the incarnation of each worker, or that it is dead, without waiting for busy ones.
+
+        Workers of which nothing can be told are left out.
+        """
+        return {}
+
+    # ------------------------------------------------------------------ updating
+
+    def update_weights(
+        self,
+        weights: Any = None,
+        worker_ids: int | Iterable[int] | None = None,
+        *,
+        wait: bool = True,
+        force: bool = False,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+    ) -> Any:
+        """Publish the server weights if they changed, and bring workers to their targets.
+
+        After a rollback made elsewhere the server weights are restored instead of published, `on_rollback` is called,
+        and the report says `adopted`.
+
+        Args:
+            weights: publish these instead; the live ones are untouched.
+            worker_ids: only these workers; by default all.
+            wait: False returns a `Future[SyncReport]` as soon as the weights are copied.
+            force: pass nobody by, and send the bytes even to workers that hold them by their receipt.
+            step: as in `Registry.publish`, for the version that is published; so are `metrics`, `metadata`, `message`.
+
+        Returns:
+            A `SyncReport`, or a future of it. One bad worker stops nobody and raises nothing.
+
+        Raises:
+            ConflictError: another run published. Nothing was changed; `adopt()` is the way out.
+            InvalidWeightsError: the weights cannot be stored. Nothing was changed.
+            NotFoundError: no worker has such an id.
+        """
+        with self._caller:
+            self._check_open()
+            request = Request(
+                ids=self._ids(worker_ids),
+                publish=True,
+                weights=weights,
+                forced=force or weights is not None,
+                resend=force,
+                about={"step": step, "metrics": metrics, "metadata": metadata, "message": message},
+            )
+            self._follow_head(request)
+            if wait:
+                self._drain()
+                return self._run(request)
+            if request.publish:
+                request.draft = self._draft(self._published(request), request.about)
+                request.publish = request.draft is not None
+            return self._run_later(request)
+
+    __call__ = update_weights
+
+    def sync(
+        self, worker_ids: int | Iterable[int] | None = None, version: Ref | None = None
+    ) -> SyncReport:
+        """Bring workers to their targets, publishing nothing.
+
+        Args:
+            worker_ids: only these workers; by default all.
+            version: bring them to this version once; their targets stay what they are.
+
+        Raises:
+            NotFoundError: no such worker, or no such version, or its weights were pruned.
+            ConflictError: as in `update_weights`.
+        """
+        with self._caller:
+            self._check_open()
+            request = Request(ids=self._ids(worker_ids), forced=True)
+            if version is not None:
+                with self.registry.ledger.reading() as conn:
+                    request.version = mark_of(self.registry.ledger.usable(conn, version, "sync workers to"))
+            self._follow_head(request)
+            self._drain()
+            return self._run(request)
+
+    def rollback(self, to: Ref | None = None, reason: str = "") -> SyncReport:
+        """Go back to an older version: a new version in the log, the server weights in place, every unpinned worker.
+
+        Args:
+            to: as in `Registry.rollback`.
+            reason: for the log.
+
+        Raises:
+            NotFoundError: there is no such version, or nothing to go back to. Nothing was changed.
+            InvalidWeightsError: the server weights do not fit that version. Nothing was changed.
+            ConflictError: another run published. Nothing was changed.
+        """
+        with self._caller:
+            self._check_open()
+            self._drain()
+            self._follow_head(Request(ids=()))
+            ledger = self.registry.ledger
+            with ledger.reading() as conn:
+                wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
+            payload = self.registry.payload(wanted)
+            check_fit(payload, self.policy_weights)
+            version = self.registry.rollback(
+                wanted, reason=reason, expected_head=None if self.head is None else self.head.number
+            )
+            self._take_over(version, payload)
+            return self._run(Request(ids=self.all_worker_ids(), forced=True))
+
+    def pin(self, worker_id: int, ref: Ref, reason: str = "") -> SyncReport:
+        """Hold a worker at a version or alias, in the registry, and bring it there.
+
+        Raises:
+            NotFoundError: no such worker or version.
+        """
+        self.registry.pin(self.seats.get(worker_id).name, ref, reason=reason)
+        return self.sync(worker_id)
+
+    def unpin(self, worker_id: int) -> SyncReport:
+        """Let a worker follow the head again, and bring it there.
+
+        Raises:
+            NotFoundError: no such worker, or no pin on exactly its name.
+        """
+        self.registry.unpin(self.seats.get(worker_id).name)
+        return self.sync(worker_id)
+
+    def probe(self) -> dict[int, Held]:
+        """Ask each worker what it holds, and hash the weights that really are in its module.
+
+        What is found is recorded: it settles pushes that were never answered, and drift (weights that somebody changed
+        in place) ends the holding, is an event, and makes the next update send the bytes again.
+        """
+        with self._caller:
+            self._check_open()
+            self._drain()
+            with self._running:
+                return Probing(self).run()
+
+    def adopt(self) -> Version:
+        """Take over a head that another run published: the server weights are restored to it.
+
+        Returns:
+            The version that the server weights hold now.
+
+        Raises:
+            InvalidWeightsError: they do not fit. Nothing was changed.
+            NotFoundError: nothing was published yet.
+        """
+        with self._caller:
+            self._check_open()
+            self._drain()
+            head = self.registry.head()
+            payload = self.registry.payload(head)
+            copy_into(payload, self.policy_weights)
+            self._believe(head)
+            with self.registry.ledger.writing() as conn:
+                self.registry.ledger.event(conn, "adopt", version=head.number)
+            return head
+
+    def close(self) -> None:
+        """Wait for what is in flight and let go of the workers. Closing twice is harmless."""
+        with self._caller:
+            if self._closed:
+                return
+            self._drain()
+            self._closed = True
+            if self._background is not None:
+                self._background.shutdown()
+            self._release([seat.name for seat in self.seats])
+            self.shelf.keep(())
+            self._forget_workers("its updater was closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        head = "no version" if self.head is None else f"v{self.head.number}"
+        return f"<{type(self).__name__} policy={self.registry.policy!r} {head}, {len(self.seats)} workers>"
+
+    # ------------------------------------------------------------------ workers
+
+    def register_collector(self, collector: Any) -> None:
+        """Remember the collector that this updater belongs to, once; only a weak reference is kept.
+
+        Raises:
+            InUseError: there is one already.
+        """
+        if self._collector is not None and self._collector() is not collector:
+            raise InUseError(
+                f"this updater is registered with {self._collector()!r} already; give {collector!r} an updater of its own"
+            )
+        self._collector = weakref.ref(collector)
+
+    @property
+    def collector(self) -> Any:
+        """The registered collector; None when there is none, or it is gone."""
+        return None if self._collector is None else self._collector()
+
+    def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
+        """Steer more workers: claim their names in the registry, and take over what is known of them."""
+        self.seats.check_names(names)
+        self._reserve(names)
+        try:
+            ledger = self.registry.ledger
+            with ledger.writing() as conn:
+                claims = fleet.claim(ledger, conn, names, self.registry.runs.alive)
+        except BaseException:
+            self._release(names)
+            raise
+        added = []
+        for handle, found in zip(handles, claims, strict=True):
+            seat = self.seats.add(found.name, handle, found.id)
+            # What an earlier run recorded is checked against the next receipt, not believed.
+            seat.open_held, seat.open_pending = found.held, found.pending
+            added.append(seat.id)
+        return added
+
+    def remove_worker(self, worker_id: int) -> None:
+        """Stop steering a worker; its holding ends as `removed`. Ids of others stay what they are.
+
+        Raises:
+            NotFoundError: no worker has that id.
+        """
+        with self._caller:
+            self._drain()
+            seat = self.seats.remove(worker_id)
+            self._release([seat.name])
+            settlement = fleet.Settlement(seat.row, seat.name, "removed", detail="removed from its updater")
+            with self.registry.ledger.writing() as conn:
+                fleet.settle(self.registry.ledger, conn, [settlement])
+
+    def _reserve(self, names: Sequence[str]) -> None:
+        with _steering:
+            keys = [(self.registry.uuid, self.registry.policy, name) for name in names]
+            for key in keys:
+                other = _steered.get(key)
+                if other is not None and other is not self:
+                    raise InUseError(
+                        f"worker {key[2]!r} of policy {key[1]!r} is steered by {other!r} of this process; close that "
+                        "updater, or give this one other names="
+                    )
+            _steered.update(dict.fromkeys(keys, self))
+
+    def _release(self, names: Iterable[str]) -> None:
+        with _steering:
+            for name in names:
+                _steered.pop((self.registry.uuid, self.registry.policy, name), None)
+
+    def _forget_workers(self, why: str) -> None:
+        rows = [seat.row for seat in self.seats if not seat.gone]
+        with self.registry.ledger.writing() as conn:
+            fleet.leave(conn, rows, why)
+
+    def _ids(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+        if worker_ids is None:
+            return list(self.all_worker_ids())
+        if hasattr(worker_ids, "__index__"):
+            worker_ids = [worker_ids]  # type: ignore[list-item]
+        found = [key.__index__() for key in worker_ids]  # type: ignore[union-attr]
+        for key in found:
+            self.seats.get(key)
+        return list(dict.fromkeys(found))
+
+    # ------------------------------------------------------------------ following the head
+
+    def _follow_head(self, request: Request) -> None:
+        """Take over what moved the head since the last look, or refuse to go on.
+
+        Runs in the caller's thread, before anything is copied or published.
+        """
+        ledger = self.registry.ledger
+        with ledger.reading() as conn:
+            number = ledger.head_number(conn)
+            if number != (None if self.head is None else self.head.number):
+                since = 0 if self.head is None else self.head.number
+                moves = ledger.since(conn, since)
+                newest = ledger.version(conn, number) if number is not None else None
+                run = self.registry.runs.current().id
+                foreign = [move for move in moves if move.restores is None and move.run != run]
+                if foreign:
+                    raise ConflictError(
+                        f"run {foreign[-1].run} published v{foreign[-1].number} of policy {ledger.policy!r} while this "
+                        f"updater was at v{since}; nothing was changed. adopt() takes that head over, "
+                        "registry.rollback() goes back"
+                    )
+            else:
+                newest = None
+        if newest is not None and newest.restores is not None:
+            self._drain()
+            self._take_over(newest, self.registry.payload(newest))
+            request.publish, request.forced, request.adopted = False, True, True
+        elif newest is not None:
+            self._believe(newest)
+
+    def _take_over(self, version: Version, payload: Payload) -> None:
+        """Restore the server weights to a rollback's version."""
+        copy_into(payload, self.policy_weights)
+        self._believe(version)
+        if self.on_rollback is not None:
+            self.on_rollback(version)
+
+    def _believe(self, version: Version) -> None:
+        self.head = self._marks[version.number] = mark_of(version)
+        self._ranges = None
+
+    def _saw_own(self, publication: Publication) -> None:
+        """Note that an update of this updater became the head."""
+        mark = Mark(publication.number, publication.digest, publication.nonfinite)
+        self.head = self._marks[mark.number] = mark
+        if self._ranges:
+            # A publish extends the newest stretch of the lineage.
+            self._ranges = ((self._ranges[0][0], mark.number), *self._ranges[1:])
+
+    def _mark(self, conn: Connection, number: int) -> Mark:
+        if number not in self._marks:
+            self._marks[number] = mark_of(self.registry.ledger.version(conn, number))
+        return self._marks[number]
+
+    def _lineage(self, conn: Connection) -> tuple[tuple[int, int], ...]:
+        if self._ranges is None:
+            self._ranges = self.registry.ledger.lineage_of_head(conn)
+        return self._ranges
+
+    # ------------------------------------------------------------------ running updates
+
+    @property
+    def maps_weights(self) -> bool:
+        """Whether `_maybe_map_weights` does anything."""
+        return not getattr(type(self)._maybe_map_weights, "__no_op__", False)
+
+    def _published(self, request: Request) -> Any:
+        return self.policy_weights if request.weights is None else request.weights
+
+    def _publish(self, weights: Any) -> ServerWeights:
+        """Publish weights if their content changed; for `_get_server_weights`. Outside of an update it waits until
+        they are durable."""
+        if self._current is not None and self._running_here():
+            given = self._current.request.weights
+            return self._current.publish(weights if given is None else given)
+        with self._caller:
+            self._check_open()
+            request = Request(ids=())
+            self._follow_head(request)
+            self._drain()
+            with self._running:
+                update = Update(self, request)
+                return update.run_publish(weights)
+
+    def _draft(self, weights: Any, about: Mapping[str, Any]) -> Draft | None:
+        """Copy weights, or tell that they are the head's."""
+        publisher = self.registry.publisher
+        content = codec.flatten(weights)
+        if self.head is not None and publisher.holds(content, self.head.digest):
+            return None
+        extra = None if self.extra is None else self.extra()
+        return publisher.draft(weights, content=content, extra=extra, **about)
+
+    def _run(self, request: Request) -> SyncReport:
+        with self._running:
+            update = Update(self, request)
+            self._current = update
+            try:
+                report = update.run()
+            finally:
+                self._current = None
+            self.last_report = report
+            return report
+
+    def _running_here(self) -> bool:
+        return self._running._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    def _run_later(self, request: Request) -> Future[SyncReport]:
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="weightledger-update")
+        self._futures = [future for future in self._futures if not future.done()]
+        future = self._background.submit(self._run_released, request)
+        self._futures.append(future)
+        return future
+
+    def _run_released(self, request: Request) -> SyncReport:
+        try:
+            return self._run(request)
+        finally:
+            if request.draft is not None:
+                request.draft.release()
+
+    def _drain(self) -> None:
+        """Wait for updates that run in the background; their errors belong to their futures."""
+        wait(self._futures)
+        self._futures.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InUseError(f"{self!r} is closed; make a new updater on the same registry")
+
+    def _push_for(self, server: ServerWeights, order: int, patience: float) -> Push:
+        return Push(
+            series=(self.registry.uuid, self.registry.policy),
+            run=self.registry.runs.current().id,
+            version=server.version,
+            digest=server.digest,
+            sent_digest=server.sent_digest,
+            order=order,
+            nbytes=server.nbytes,
+            locate=self.locate,
+            apply=self.apply,
+            structure=server.structure if self.apply is not None else None,
+            cast=self.cast,
+            patience=patience,
+        )
+
+    def _tidy(self, wanted: Collection[str]) -> None:
+        """Let go of bytes that no worker needs any more."""
+        self.shelf.keep(wanted)
+        if len(self._marks) > 4 * (len(wanted) + len(self.seats) + 16):
+            self._marks.clear()

@@ -1,0 +1,175 @@
+"""`RayRemoteWeightUpdater`: the updater for Ray actors of any class, over `__ray_call__` and the object store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+
+from weightledger.registry import Registry
+from weightledger.registry.payload import Payload
+from weightledger.registry.records import Version
+from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
+from weightledger.updater.lives import actor_name, find_lives
+from weightledger.updater.push import Apply, Locate
+from weightledger.updater.receiver import receive
+from weightledger.updater.seats import Seat
+from weightledger.updater.server import ServerWeights
+from weightledger.updater.settling import Trouble
+
+# Ray sends arguments up to 100 KB inside the call; through the object store so small ones take twice as long.
+_INLINE_BYTES = 96 * 1024
+
+
+class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
+    """Publishes server weights and brings Ray actors to their target version, on their own receipts.
+
+    Args:
+        policy_weights: the live server weights: an `nn.Module`, TensorDict or mapping of tensors.
+        remote_collectors: actor handles, of any actor class; more come by `add_worker`.
+        max_interval: exactly so many consecutive `update_weights` calls that name a worker pass it by between two
+            pushes; 0 for none.
+        registry: where versions are kept.
+        names: lasting names of the workers in the registry; by default the actor's Ray name, else `collector-<i>`.
+        locate: where the policy is in an actor: a dotted attribute, or a callable that is given the actor.
+        apply: `apply(actor, weights, version)` for actors that load own, writable tensors in their own way.
+        timeout: seconds that one call waits for workers, all of them together.
+        cast: let workers convert to their own dtype; what was converted is recorded.
+        allow_nonfinite: send versions with NaN or infinity; True, or globs of the tensor names that may hold them.
+        extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
+        on_rollback: called with the version after the server weights were restored to it.
+
+    Raises:
+        InUseError: another live updater steers a worker of one of these names.
+
+    Example:
+        ```python
+        updater = RayRemoteWeightUpdater(policy, workers, registry=Registry.open("runs/cartpole"))
+        report = updater.update_weights(step=100, metrics={"reward": 87.0})
+        updater.rollback(reason="reward collapsed")
+        ```
+    """
+
+    def __init__(
+        self,
+        policy_weights: Any,
+        remote_collectors: Sequence[Any],
+        max_interval: int = 0,
+        *,
+        registry: Registry,
+        names: Sequence[str] | None = None,
+        locate: Locate = "policy",
+        apply: Apply | None = None,
+        timeout: float = 60.0,
+        cast: bool = False,
+        allow_nonfinite: bool | Collection[str] = False,
+        extra: Callable[[], Any] | None = None,
+        on_rollback: Callable[[Version], object] | None = None,
+    ) -> None:
+        handles = list(remote_collectors)
+        if names is not None and len(names) != len(handles):
+            raise ValueError(f"names= must name every worker: expected {len(handles)} names, found {len(names)}")
+        super().__init__(
+            policy_weights,
+            registry=registry,
+            max_interval=max_interval,
+            locate=locate,
+            apply=apply,
+            timeout=timeout,
+            cast=cast,
+            allow_nonfinite=allow_nonfinite,
+            extra=extra,
+            on_rollback=on_rollback,
+        )
+        if handles:
+            self._add_workers(handles, list(names) if names is not None else self._default_names(handles))
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """The actor handles, in the order of `all_worker_ids`."""
+        return [seat.handle for seat in self.seats]
+
+    def add_worker(self, handle: Any, name: str | None = None) -> int:
+        """Steer one more actor, and bring it to its target at once if there is a version.
+
+        Returns:
+            Its id; what the first sync did to it is in `last_report`.
+
+        Raises:
+            InUseError: its name is taken by a live worker.
+        """
+        with self._caller:
+            self._check_open()
+            (worker_id,) = self._add_workers([handle], [name] if name is not None else self._default_names([handle]))
+            if self.head is not None:
+                self.sync(worker_id)
+            return worker_id
+
+    def all_worker_ids(self) -> list[int]:
+        """Return the ids of all workers, in the order in which they were added."""
+        return self.seats.ids()
+
+    def _get_server_weights(self) -> ServerWeights:
+        """Publish the live server weights if they changed, put them into the object store once, and return both."""
+        return self._publish(self.policy_weights)
+
+    @no_op
+    def _maybe_map_weights(self, weights: Any) -> Any:
+        """Return what is sent to workers, given a copy of the weights about to be sent. Here nothing changes."""
+        return weights
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        """Start one push to an actor; returns the `ObjectRef` of its receipt."""
+        handle = self.seats.get(worker_id).handle
+        return handle.__ray_call__.remote(receive, server_weights.push, server_weights.handle)
+
+    def _distribute(self, payload: Payload) -> Any:
+        # Either way the buffer is free again afterwards.
+        if payload.buffer.nbytes <= _INLINE_BYTES:
+            return payload.buffer.copy()
+        return ray.put(payload.buffer)
+
+    def _collect(self, handles: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
+        refs = {key: handle for key, handle in handles.items() if isinstance(handle, ray.ObjectRef)}
+        done = super()._collect({key: handle for key, handle in handles.items() if key not in refs}, 0.0, True)
+        if not refs:
+            return done
+        if not eager:
+            try:
+                return done | dict(zip(refs, ray.get(list(refs.values()), timeout=timeout), strict=True))
+            except (GetTimeoutError, RayTaskError, RayActorError):
+                # Somebody is slow or failed: look at each by itself, without waiting any longer for the others.
+                timeout = 0.0
+        ready, _ = ray.wait(
+            list(refs.values()), num_returns=1 if eager else len(refs), timeout=0.0 if done else timeout
+        )
+        for key, ref in refs.items():
+            if ref in ready:
+                try:
+                    done[key] = ray.get(ref)
+                except Exception as error:
+                    done[key] = error
+        return done
+
+    def _explain(self, seat: Seat, error: BaseException) -> Trouble:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if isinstance(error, RayActorError):
+            life = find_lives({seat.id: seat.handle}).get(seat.id)
+            if isinstance(life, Trouble):
+                return life
+            if isinstance(error, ActorDiedError) or life is None:
+                return Trouble("restarting", text)
+            known = seat.known.incarnation if seat.known is not None else None
+            if isinstance(error, ActorUnavailableError) and life == known:
+                return Trouble("doubtful", text)
+            return Trouble("restarting", text)
+        return Trouble("failed", text)
+
+    def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
+        return find_lives({seat.id: seat.handle for seat in seats})
+
+    def _default_names(self, handles: Sequence[Any]) -> list[str]:
+        first = self.seats.next_id()
+        return [actor_name(handle) or f"collector-{first + index}" for index, handle in enumerate(handles)]

@@ -1,0 +1,61 @@
+"""Which life an actor is in, asked of Ray's own table: busy workers need not answer.
+
+The public state API needs the dashboard, which small runs do not start, so the table is read where Ray keeps it; this
+module is the only one that knows how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray._private import state
+
+from weightledger.updater.receiver import life_name
+from weightledger.updater.settling import Trouble
+
+# One question for all is cheaper than one each from about here on.
+_MANY = 16
+
+
+def actor_name(handle: Any) -> str:
+    """Return the name that an actor was made with; empty when it has none."""
+    return str(state.actors(_id(handle)).get("Name") or "")
+
+
+def find_lives(handles: Mapping[int, Any]) -> dict[int, str | Trouble]:
+    """Return the incarnation of each actor, or why it has none. Actors that are just starting are left out."""
+    ids = {key: _id(handle) for key, handle in handles.items()}
+    if len(ids) > _MANY:
+        table = state.actors()
+        rows = {key: table.get(actor) or {} for key, actor in ids.items()}
+    else:
+        rows = {key: state.actors(actor) for key, actor in ids.items()}
+    lives = {key: _life(row) for key, row in rows.items()}
+    return {key: life for key, life in lives.items() if life is not None}
+
+
+def _life(row: Mapping[str, Any]) -> str | Trouble | None:
+    match row.get("State"):
+        case "ALIVE":
+            return life_name(row["ActorID"], row["Address"]["NodeID"], row["Pid"])
+        case "DEAD":
+            return Trouble("dead", f"the actor is dead: {_cause(row)}")
+        case "RESTARTING":
+            return Trouble("restarting", "the actor is being restarted")
+        case _:
+            return None
+
+
+def _cause(row: Mapping[str, Any]) -> str:
+    cause = " ".join(str(row.get("DeathCause") or "").split())
+    return cause[:300] or "no cause given"
+
+
+def _id(handle: Any) -> str:
+    return str(handle._actor_id.hex())
+
+
+def ids_of(handles: Sequence[Any]) -> list[str]:
+    """Return the actor ids of handles."""
+    return [_id(handle) for handle in handles]

@@ -1,0 +1,151 @@
+"""Attestation: asking every worker what it holds and comparing that with the bytes that are really there."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from weightledger.registry import fleet
+from weightledger.registry.errors import WeightLedgerError
+from weightledger.registry.fleet import Settlement
+from weightledger.updater.plan import Known
+from weightledger.updater.push import Inspection, Note, Probe
+from weightledger.updater.reports import Held
+from weightledger.updater.seats import Seat, stretch_of
+from weightledger.updater.server import ServerWeights
+from weightledger.updater.settling import Trouble, confirmation, read_trouble
+
+if TYPE_CHECKING:
+    from weightledger.updater.base import RemoteWeightUpdaterBase
+
+Event = tuple[str, int | None, str | None, str, dict[str, Any]]
+
+
+class Probing:
+    """Carries out one probe of all workers. `run` is called once."""
+
+    def __init__(self, updater: RemoteWeightUpdaterBase) -> None:
+        self._up = updater
+        self._ledger = updater.registry.ledger
+        self._earlier: list[Settlement] = []
+        self._settlements: list[Settlement] = []
+        self._events: list[Event] = []
+
+    def run(self) -> dict[int, Held]:
+        """Ask, compare, record."""
+        seats = {seat.id: seat for seat in self._up.seats}
+        handles = {key: self._ask(seat) for key, seat in seats.items()}
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + self._up.timeout
+        while len(answers) < len(handles) and (left := deadline - time.monotonic()) > 0:
+            waiting = {key: handle for key, handle in handles.items() if key not in answers}
+            answers |= self._up._collect(waiting, left, False)
+        found = {}
+        for key, seat in seats.items():
+            answer = answers.get(key, Trouble("silent", f"no answer within {self._up.timeout:g} s"))
+            if isinstance(answer, Inspection):
+                found[key] = self._read(seat, answer)
+            else:
+                trouble = answer if isinstance(answer, Trouble) else self._up._explain(seat, answer)
+                found[key] = self._read_trouble(seat, trouble)
+        with self._ledger.writing() as conn:
+            fleet.settle(self._ledger, conn, self._earlier)
+            fleet.settle(self._ledger, conn, self._settlements)
+            self._ledger.events(conn, self._events)
+        return found
+
+    def _ask(self, seat: Seat) -> Any:
+        hashes = self._expected(seat)
+        names = None if hashes is None else tuple(hashes)
+        series = (self._up.registry.uuid, self._up.registry.policy)
+        probe = Probe(series, self._up.locate, names, self._up.timeout)
+        version = 0 if seat.known is None else seat.known.version
+        try:
+            return self._up._sync_weights_with_worker(
+                seat.id, ServerWeights(version, "", "", (), 0, None, {}, push=probe)
+            )
+        except Exception as error:
+            return self._up._explain(seat, error)
+
+    def _expected(self, seat: Seat) -> dict[str, str] | None:
+        """Return the per-tensor hashes of what the worker should hold, if a file still tells them."""
+        held = seat.open_held
+        if held is None or held.sent_digest != held.digest:
+            return None
+        try:
+            return self._up.registry.tensor_hashes(held.version)
+        except WeightLedgerError:
+            # Pruned or damaged: the digest alone still says whether anything changed.
+            return None
+
+    def _read(self, seat: Seat, answer: Inspection) -> Held:
+        note = answer.note
+        if note is None:
+            self._lose(seat, answer)
+            error = answer.error or "it was never sent a version"
+            return Held(seat.name, None, answer.digest, False, (), answer.incarnation, error)
+        self._believe(seat, note, answer)
+        if answer.digest is None:
+            return Held(seat.name, note.version, None, False, (), answer.incarnation, answer.error)
+        if answer.digest == note.sent_digest or self._up.apply is not None:
+            # An engine that loads in its own way need not keep the tensors as they were sent.
+            return Held(
+                seat.name,
+                note.version,
+                answer.digest,
+                answer.digest == note.sent_digest,
+                (),
+                answer.incarnation,
+                "",
+            )
+        return self._drifted(seat, note, answer)
+
+    def _believe(self, seat: Seat, note: Note, answer: Inspection) -> None:
+        pending, held = seat.open_pending, seat.open_held
+        if pending is not None and note.order == pending.order:
+            self._earlier.append(confirmation(seat, note, answer.incarnation, "found by a probe"))
+            seat.open_pending = None
+            seat.flight = None
+        elif held is None or held.order != note.order or held.incarnation != answer.incarnation:
+            # Not what the record says; the next update sends the bytes and takes a receipt.
+            seat.known = None
+            return
+        if seat.open_pending is None:
+            seat.known = Known(note.version, note.sent_digest, answer.incarnation, False)
+            seat.open_held = stretch_of(note, answer.incarnation)
+            self._settlements.append(
+                Settlement(seat.row, seat.name, "seen", incarnation=answer.incarnation, version=note.version)
+            )
+
+    def _drifted(self, seat: Seat, note: Note, answer: Inspection) -> Held:
+        expected = self._expected(seat) or {}
+        found = answer.hashes or {}
+        drift = tuple(sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)))
+        text = f"its weights are not v{note.version} any more: {', '.join(drift[:20]) or 'some tensors'} changed in place"
+        self._settlements = [item for item in self._settlements if item.worker != seat.row]
+        self._settlements.append(
+            Settlement(
+                seat.row, seat.name, "unknown", version=note.version, incarnation=answer.incarnation, detail=text
+            )
+        )
+        self._events.append(("drift", note.version, seat.name, text, {"tensors": list(drift)}))
+        seat.known = None
+        seat.open_held = None
+        return Held(seat.name, note.version, answer.digest, False, drift, answer.incarnation, text)
+
+    def _lose(self, seat: Seat, answer: Inspection) -> None:
+        if seat.open_held is not None or seat.open_pending is not None:
+            detail = "it holds nothing that was sent: a new process"
+            self._settlements.append(
+                Settlement(seat.row, seat.name, "lost", incarnation=answer.incarnation, detail=detail)
+            )
+        seat.known = seat.open_held = seat.open_pending = seat.flight = None
+
+    def _read_trouble(self, seat: Seat, trouble: Trouble) -> Held:
+        reading = read_trouble(seat, None, trouble)
+        self._settlements.append(reading.settlement)
+        seat.known = None
+        if reading.settlement.verdict in ("gone", "lost"):
+            seat.open_held = seat.open_pending = seat.flight = None
+            seat.gone = reading.settlement.verdict == "gone"
+        return Held(seat.name, None, None, False, (), None, trouble.detail)

@@ -1,0 +1,104 @@
+"""What travels between an updater and its workers: the push, and the worker's receipt for it.
+
+Both are small and free of tensors; the weights go beside them as one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Locate = str | Callable[[Any], Any]
+"""A dotted attribute of the worker object, or a callable that is given the object and returns the target."""
+
+Apply = Callable[[Any, Any, int], Any]
+"""`apply(worker, weights, version)`: loads own, writable tensors in the worker's own way."""
+
+Series = tuple[str, str]
+"""Registry UUID and policy: what a worker holds is known for each of them."""
+
+Outcome = Literal["applied", "relabelled", "stale", "bytes_wanted", "kept", "broken"]
+
+
+@dataclass(frozen=True)
+class Push:
+    """One instruction to a worker: hold this version, unless you have seen a higher order."""
+
+    series: Series
+    run: str
+    version: int
+    digest: str
+    """Content digest of the version."""
+    sent_digest: str
+    """Digest of the bytes beside it: another one when weights were mapped on the way."""
+    order: int
+    nbytes: int
+    """Length of the bytes that belong to it."""
+    locate: Locate
+    apply: Apply | None = None
+    structure: dict[str, Any] | None = field(default=None, repr=False)
+    """How `apply` gets its weights put together; None without `apply`."""
+    cast: bool = False
+    patience: float = 60.0
+    """Seconds that the worker may wait for its own `acting` blocks to end."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question to a worker: what do you hold, and what are the bytes really?"""
+
+    series: Series
+    locate: Locate
+    names: tuple[str, ...] | None
+    """Canonical names of the version that it should hold; None for those that its module names itself."""
+    patience: float = 60.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a worker holds of one series, as it wrote it down itself."""
+
+    version: int
+    digest: str
+    sent_digest: str
+    """Digest of what the worker really holds: another one than the version's when weights were mapped or cast."""
+    order: int
+    run: str
+    cast: tuple[str, ...] = ()
+    """Names of tensors that were converted to the worker's dtype."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A worker's answer to a push.
+
+    `applied`: it holds the version now. `relabelled`: it held equal content already. `stale`: it has seen a higher
+    order and changed nothing. `bytes_wanted`: it does not hold the content that was to be relabelled. `kept`: the
+    weights do not fit, it holds what it held. `broken`: the worker's own code raised on the way, what it holds is
+    not known.
+    """
+
+    outcome: Outcome
+    order: int
+    incarnation: str
+    now: Note | None
+    """What it holds after the push; None when that is not known."""
+    before: Note | None
+    """What it held before the push; None when nothing was known."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A worker's answer to a probe."""
+
+    incarnation: str
+    note: Note | None
+    last_order: int
+    """The highest order that it has seen."""
+    hashes: dict[str, str] | None = field(repr=False)
+    """Hash of every tensor that is really in its module, by canonical name; None if it could not be read."""
+    digest: str | None
+    """Content digest over these."""
+    error: str = ""

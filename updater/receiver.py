@@ -1,0 +1,260 @@
+"""What runs inside a worker.
+
+Rules kept here
+- Nothing is raised across the border: some actors die of an exception in a call. A receipt says what went wrong.
+- One lock a worker object covers check, copy and note, so a push that lands late can never undo a newer one.
+- An order that is not higher than the highest one seen changes nothing.
+- Everything is checked before the first byte is copied.
+
+The state lies on the worker object, under one attribute; objects that take no attributes have it kept beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from weightledger.updater.push import Inspection, Locate, Note, Probe, Push, Receipt, Series
+
+_ATTRIBUTE = "_weightledger_held"
+# Objects with __slots__; each is kept alive by its entry, so an id is never taken over by another object.
+_beside: dict[int, tuple[Any, _State]] = {}
+_making = threading.Lock()
+
+
+class _State:
+    """Everything that one worker object knows about its pushes."""
+
+    def __init__(self) -> None:
+        self.notes: dict[Series, Note | None] = {}
+        self.last_orders: dict[Series, int] = {}
+        self.plans: dict[Any, Any] = {}
+        self._changed = threading.Condition()
+        self._acting = 0
+        self._pushing = False
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Keep pushes out. Many may act at once, also within one thread."""
+        with self._changed:
+            # A waiting push does not bar new actors: a rollout that nests `acting` would wait for itself.
+            self._changed.wait_for(lambda: not self._pushing)
+            self._acting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._acting -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def pushing(self, patience: float) -> Iterator[bool]:
+        """Be alone with the worker; gives False when it was still acting after `patience` seconds."""
+        with self._changed:
+            free = self._changed.wait_for(lambda: not self._acting and not self._pushing, timeout=patience)
+            self._pushing = self._pushing or free
+        try:
+            yield free
+        finally:
+            if free:
+                with self._changed:
+                    self._pushing = False
+                    self._changed.notify_all()
+
+
+def receive(worker: Any, push: Push | Probe, payload: Any = None) -> Receipt | Inspection:
+    """Carry out one instruction inside the worker: what every transport calls there.
+
+    Args:
+        worker: the actor object itself.
+        payload: the snapshot as one uint8 array; None asks to relabel equal content that is held already.
+
+    Returns:
+        A receipt for a push, an inspection for a probe. Nothing is raised.
+    """
+    if isinstance(push, Probe):
+        return _inspect(worker, push)
+    state = _state_of(worker)
+    try:
+        with state.pushing(push.patience) as alone:
+            if not alone:
+                return _receipt(state, push, "kept", error=f"still acting after {push.patience:g} s")
+            return _carry_out(state, worker, push, payload)
+    except Exception as error:
+        # Only what `_carry_out` does not foresee arrives here, so nothing is claimed about what the worker holds.
+        state.notes[push.series] = None
+        return _receipt(state, push, "broken", error=_text(error))
+
+
+def _inspect(worker: Any, probe: Probe) -> Inspection:
+    from weightledger.registry.restore import live_digest
+
+    state = _state_of(worker)
+    try:
+        with state.pushing(probe.patience) as alone:
+            note, last = state.notes.get(probe.series), state.last_orders.get(probe.series, 0)
+            if not alone:
+                error = f"still acting after {probe.patience:g} s"
+                return Inspection(incarnation(), note, last, None, None, error)
+            digest, hashes = live_digest(_target(worker, probe.locate), probe.names)
+            return Inspection(incarnation(), note, last, hashes, digest)
+    except Exception as error:
+        return Inspection(incarnation(), note, last, None, None, _text(error))
+
+
+def held_version(worker: Any, policy: str | None = None) -> int | None:
+    """Return the version that this worker holds, for its own code to stamp what it samples.
+
+    Args:
+        worker: the actor object (`self`).
+        policy: which series; may be left out while there is only one.
+
+    Returns:
+        The version, or None before the first push and when it is not known.
+
+    Raises:
+        ValueError: the worker holds several series and `policy` does not single one out.
+    """
+    notes = _state_of(worker).notes
+    found = [note for series, note in notes.items() if policy is None or series[1] == policy]
+    if len(found) > 1:
+        held = ", ".join(f"{name!r} of registry {uuid}" for uuid, name in notes)
+        raise ValueError(f"this worker holds several series ({held}); say which with policy=")
+    return found[0].version if found and found[0] is not None else None
+
+
+@contextmanager
+def acting(worker: Any, policy: str | None = None) -> Iterator[int | None]:
+    """Keep pushes out for the length of a rollout, in actors whose calls overlap (threaded or async ones).
+
+    Args:
+        worker: the actor object (`self`).
+        policy: as in `held_version`.
+
+    Yields:
+        The version that is held all through the block.
+    """
+    with _state_of(worker).acting():
+        yield held_version(worker, policy)
+
+
+def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
+    before = state.notes.get(push.series)
+    last = state.last_orders.get(push.series, 0)
+    if push.order <= last:
+        # The same push delivered twice is harmless and gets the answer it got before.
+        repeated = before is not None and before.order == push.order
+        return _receipt(state, push, "applied" if repeated else "stale", before=before)
+    state.last_orders[push.series] = push.order
+    if payload is None:
+        if before is None or before.sent_digest != push.sent_digest:
+            return _receipt(state, push, "bytes_wanted", before=before)
+        state.notes[push.series] = _note(push, push.sent_digest, ())
+        return _receipt(state, push, "relabelled", before=before)
+
+    from weightledger.registry import codec
+    from weightledger.registry.errors import InvalidWeightsError
+    from weightledger.registry.payload import parse
+    from weightledger.registry.restore import copy_into, live_digest
+
+    # From here to the copy anything that goes wrong leaves the worker with what it held.
+    try:
+        if payload.nbytes != push.nbytes:
+            raise ValueError(f"expected {push.nbytes} bytes of v{push.version}, received {payload.nbytes}")
+        parsed = parse(payload, f"v{push.version} as received")
+        if push.apply is None:
+            target = _target(worker, push.locate)
+        else:
+            assert push.structure is not None
+            weights = codec.rebuild(push.structure, parsed.tensors(), parsed.values)
+    except Exception as error:
+        return _receipt(state, push, "kept", before=before, error=_text(error))
+    cast: tuple[str, ...] = ()
+    if push.apply is None:
+        try:
+            cast = copy_into(parsed, target, cast=push.cast, plans=state.plans).cast
+        except InvalidWeightsError as error:
+            return _receipt(state, push, "kept", before=before, error=_text(error))
+    else:
+        state.notes[push.series] = None
+        answer = push.apply(worker, weights, push.version)
+        if answer is False or (isinstance(answer, dict) and answer.get("ok") is False):
+            raise RuntimeError(f"apply answered {answer!r}")
+    # What was cast on the way is other content than was sent.
+    held = push.sent_digest if not cast else live_digest(target, tuple(parsed.layout.by_name))[0]
+    state.notes[push.series] = _note(push, held, cast)
+    return _receipt(state, push, "applied", before=before)
+
+
+def _note(push: Push, held_digest: str, cast: tuple[str, ...]) -> Note:
+    return Note(push.version, push.digest, held_digest, push.order, push.run, cast)
+
+
+def _receipt(
+    state: _State, push: Push, outcome: Any, *, before: Note | None = None, error: str = ""
+) -> Receipt:
+    return Receipt(outcome, push.order, incarnation(), state.notes.get(push.series), before, error)
+
+
+def _target(worker: Any, locate: Locate) -> Any:
+    if callable(locate):
+        return locate(worker)
+    target = worker
+    for name in locate.split("."):
+        if not hasattr(target, name):
+            raise AttributeError(
+                f"locate={locate!r}: {type(target).__name__} has no attribute {name!r}; "
+                "say where the policy is with locate= (a dotted attribute, or a callable that is given the worker)"
+            )
+        target = getattr(target, name)
+    return target
+
+
+def _state_of(worker: Any) -> _State:
+    state = _find_state(worker)
+    if state is None:
+        with _making:
+            state = _find_state(worker)
+            if state is None:
+                state = _State()
+                try:
+                    # Around the class's own __setattr__: modules and frozen classes have theirs.
+                    object.__setattr__(worker, _ATTRIBUTE, state)
+                except (AttributeError, TypeError):
+                    _beside[id(worker)] = (worker, state)
+    return state
+
+
+def _find_state(worker: Any) -> _State | None:
+    state = getattr(worker, "__dict__", {}).get(_ATTRIBUTE)
+    if state is None and id(worker) in _beside:
+        state = _beside[id(worker)][1]
+    return state
+
+
+def incarnation() -> str:
+    """Name this life of this process, in the way that Ray's actor table names it."""
+    return _incarnation_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _incarnation_of(pid: int) -> str:
+    import ray
+
+    if not ray.is_initialized():
+        return f"process:{pid}"
+    context = ray.get_runtime_context()
+    return life_name(context.get_actor_id() or "driver", context.get_node_id(), pid)
+
+
+def life_name(actor: str, node: str, pid: int) -> str:
+    """Name one life of an actor."""
+    return f"{actor}:{node[:12]}:{pid}"
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,95 @@
+"""What callers of an updater receive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from weightledger.registry.errors import SyncError
+from weightledger.registry.records import Record
+
+Status = Literal["synced", "current", "skipped", "superseded", "refused", "failed", "timeout", "dead"]
+
+FAILURES: frozenset[Status] = frozenset({"refused", "failed", "timeout", "dead"})
+
+
+@dataclass(frozen=True)
+class WorkerOutcome(Record):
+    """What one update did to one worker."""
+
+    name: str
+    status: Status
+    """`synced`: confirmed its target now. `current`: held it already, no weights were sent. `skipped`: passed by, by
+    the interval. `superseded`: a newer push took its place. `refused`: the version has NaN or infinity. `failed`: it
+    kept its old weights, or it is unknown if its own `apply` raised. `timeout`: no answer, unknown. `dead`."""
+    held: int | None
+    """Version that it is known to hold now; None when that is not known."""
+    target: int | None
+    """Version that it should hold."""
+    error: str
+    """What went wrong, in words; empty when nothing did."""
+    seconds: float
+    """From the push to its receipt, 0 when none was sent."""
+
+
+@dataclass(frozen=True)
+class SyncReport(Record):
+    """What one update did."""
+
+    version: int | None
+    """The head that the workers follow; None in an empty policy."""
+    workers: Mapping[int, WorkerOutcome]
+    """By worker id."""
+    published: bool = False
+    """Whether this update appended the version."""
+    adopted: bool = False
+    """Whether this update first took over a rollback made elsewhere: nothing was published then."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no worker failed. Skipped and superseded ones did not fail."""
+        return not self.failed
+
+    @property
+    def failed(self) -> dict[int, WorkerOutcome]:
+        """The workers that are not where they should be, by id."""
+        return {key: outcome for key, outcome in self.workers.items() if outcome.status in FAILURES}
+
+    def raise_for_failures(self) -> None:
+        """Raise if a worker failed.
+
+        Raises:
+            SyncError: names each failed worker, its status and why.
+        """
+        if self.failed:
+            lines = [
+                f"{outcome.name} ({key}): {outcome.status}, target v{outcome.target}, "
+                f"{'holds v%d' % outcome.held if outcome.held is not None else 'what it holds is not known'}"
+                f"{': ' + outcome.error if outcome.error else ''}"
+                for key, outcome in self.failed.items()
+            ]
+            raise SyncError(
+                f"{len(lines)} of {len(self.workers)} workers did not confirm their target:\n  " + "\n  ".join(lines)
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return super().to_dict() | {"ok": self.ok}
+
+
+@dataclass(frozen=True)
+class Held(Record):
+    """What a probe found in one worker."""
+
+    name: str
+    version: int | None
+    """Version by the worker's own note; None when it has none."""
+    digest: str | None
+    """Digest of the weights that really are in its module; None when they could not be read."""
+    matches: bool
+    """Whether these are what the note says."""
+    drift: tuple[str, ...]
+    """Names of the tensors that differ from what was sent."""
+    incarnation: str | None
+    error: str

@@ -1,0 +1,113 @@
+"""What an updater remembers of its workers while it lives. The database is the record; this is the working copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from weightledger.registry.errors import InUseError, NotFoundError
+from weightledger.registry.fleet import Stretch
+from weightledger.updater.plan import Known
+from weightledger.updater.push import Note, Push
+
+
+@dataclass
+class Flight:
+    """A push that left and was not answered yet."""
+
+    push: Push
+    handle: Any
+    """What the transport gave back: a receipt, a future, an object reference."""
+    pinned: bool
+    started: float = field(default_factory=time.perf_counter)
+    told_silent: bool = False
+    """Whether the record already says that it was not answered in time."""
+
+
+@dataclass
+class Seat:
+    """One worker, from `add_worker` to `remove_worker`."""
+
+    id: int
+    name: str
+    handle: Any
+    row: int
+    """Key of its row in the registry."""
+    known: Known | None = None
+    open_held: Stretch | None = None
+    """The open confirmed row that the registry has of it."""
+    open_pending: Stretch | None = None
+    """The open row of a push that was never settled."""
+    flight: Flight | None = None
+    passed_by: int = 0
+    """Calls that named it and passed it by since its last receipt."""
+
+    gone: bool = False
+    """It died for good, as far as is known."""
+
+
+class Seats:
+    """All workers of an updater. Ids are given once and never again, so they stay stable while workers come and go."""
+
+    def __init__(self) -> None:
+        self._seats: dict[int, Seat] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(list(self._seats.values()))
+
+    def ids(self) -> list[int]:
+        """Return the ids in the order in which the workers were added."""
+        return list(self._seats)
+
+    def next_id(self) -> int:
+        """Return the id that the next worker gets."""
+        return self._next
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Refuse a name that another worker of this updater bears.
+
+        Raises:
+            InUseError: two live workers would share one name.
+        """
+        taken = {seat.name for seat in self}
+        for name in names:
+            if name in taken:
+                raise InUseError(
+                    f"two workers are called {name!r}; what a worker holds is recorded by name, so give each its own "
+                    "with names="
+                )
+            taken.add(name)
+
+    def add(self, name: str, handle: Any, row: int) -> Seat:
+        """Give a worker the next id."""
+        seat = Seat(self._next, name, handle, row)
+        self._seats[self._next] = seat
+        self._next += 1
+        return seat
+
+    def remove(self, worker_id: int) -> Seat:
+        """Forget a worker; its id is not given again."""
+        seat = self.get(worker_id)
+        del self._seats[worker_id]
+        return seat
+
+    def get(self, worker_id: int) -> Seat:
+        """Return a worker by id.
+
+        Raises:
+            NotFoundError: no worker has that id.
+        """
+        if isinstance(worker_id, bool) or worker_id not in self._seats:
+            raise NotFoundError(f"no worker {worker_id!r}: worker ids are {self.ids()}")
+        return self._seats[worker_id]
+
+
+def stretch_of(note: Note, incarnation: str) -> Stretch:
+    """Turn a worker's own note into the row that stands for it."""
+    return Stretch(note.version, note.digest, note.sent_digest, note.order, incarnation)

@@ -1,0 +1,74 @@
+"""What an update hands out: a version's bytes, ready for the transport, and the small shelf that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from weightledger.registry.records import Version
+from weightledger.updater.push import Probe, Push
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The part of a version that never changes, as far as an updater needs it."""
+
+    number: int
+    digest: str
+    nonfinite: tuple[str, ...]
+
+
+def mark_of(version: Version) -> Mark:
+    """Return the mark of a version."""
+    return Mark(version.number, version.digest, version.nonfinite)
+
+
+@dataclass(frozen=True)
+class ServerWeights:
+    """One version, as it is sent to workers."""
+
+    version: int
+    digest: str
+    """Content digest of the version."""
+    sent_digest: str
+    """Digest of the bytes that are sent: another one when `_maybe_map_weights` changed them."""
+    nonfinite: tuple[str, ...]
+    nbytes: int
+    handle: Any = field(repr=False)
+    """The bytes as the transport keeps them: an object reference, an array; sent once, shared by all workers."""
+    structure: dict[str, Any] = field(repr=False)
+    push: Push | Probe | None = None
+    """The instruction that goes with the bytes; None outside of an update."""
+
+    @property
+    def mark(self) -> Mark:
+        """Which version this is."""
+        return Mark(self.version, self.digest, self.nonfinite)
+
+
+class Shelf:
+    """Keeps handed-out bytes by content, so that versions of equal content are handed out once."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[str, ServerWeights] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def put(self, weights: ServerWeights) -> None:
+        """Keep the bytes of a version."""
+        self._by_digest[weights.digest] = weights
+
+    def find(self, digest: str) -> ServerWeights | None:
+        """Return bytes of that content."""
+        return self._by_digest.get(digest)
+
+    def drop(self, digest: str) -> None:
+        """Forget bytes that turned out unusable."""
+        self._by_digest.pop(digest, None)
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Forget all but these; the transport frees what nobody else refers to."""
+        for digest in self._by_digest.keys() - set(digests):
+            del self._by_digest[digest]

@@ -1,0 +1,539 @@
+"""One update, from the weights to the report.
+
+The order is the promise. The row of the version and every intention are committed before the first push leaves; the
+file becomes durable while workers pull; receipts alone make holdings; what has no answer stays open in the record.
+Nobody waits longer than the update's timeout, however many workers are silent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from weightledger.registry import codec, fleet, lineage
+from weightledger.registry.audit import resolve_target
+from weightledger.registry.errors import ConflictError
+from weightledger.registry.fleet import Settlement
+from weightledger.registry.payload import Packer, Payload
+from weightledger.registry.publishing import INLINE_BYTES, Draft, Publication
+from weightledger.registry.records import Pin
+from weightledger.updater.plan import Action, Known, Situation, Target, decide, refused_tensors
+from weightledger.updater.push import Push, Receipt
+from weightledger.updater.reports import Status, SyncReport, WorkerOutcome
+from weightledger.updater.seats import Flight, Seat, stretch_of
+from weightledger.updater.server import Mark, ServerWeights
+from weightledger.updater.settling import Reading, Trouble, read_receipt, read_trouble
+
+if TYPE_CHECKING:
+    from weightledger.updater.base import RemoteWeightUpdaterBase
+
+# How long a version that is durable already waits for receipts, so that both go into one transaction.
+_GRACE = 0.25
+
+
+@dataclass
+class Request:
+    """What the caller asked for."""
+
+    ids: Sequence[int]
+    publish: bool = False
+    weights: Any = None
+    """Weights to publish in place of the live ones."""
+    draft: Draft | None = None
+    """A copy made in the caller's thread already."""
+    version: Mark | None = None
+    """Bring the workers to this version once, whatever their targets are."""
+    forced: bool = False
+    resend: bool = False
+    adopted: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
+    """Step, metrics, metadata and message of the version."""
+
+
+@dataclass
+class _Work:
+    """What is to be done with one worker."""
+
+    seat: Seat
+    target: Target
+    action: Action
+    server: ServerWeights | None = None
+
+
+class Update:
+    """Carries out one request. `run` is called once."""
+
+    def __init__(self, updater: RemoteWeightUpdaterBase, request: Request) -> None:
+        self._up = updater
+        self._registry = updater.registry
+        self._ledger = updater.registry.ledger
+        self._request = request
+        self._deadline = time.monotonic() + updater.timeout
+        self._stack = ExitStack()
+        self._draft: Draft | None = None
+        self._publication: Publication | None = None
+        self._failure: BaseException | None = None
+        self._head: Mark | None = None
+        self._pins: list[Pin] = []
+        self._pinned: dict[int, Mark] = {}
+        self._ready: dict[int, ServerWeights] = {}
+        self._outcomes: dict[int, WorkerOutcome] = {}
+
+    # ------------------------------------------------------------------ the whole
+
+    def run(self) -> SyncReport:
+        """Carry the request out and report."""
+        with self._stack:
+            try:
+                if self._request.publish:
+                    self._accept(self._up._get_server_weights())
+                self._bring_all()
+            except BaseException as error:
+                self._abandon(error)
+                raise
+        if self._failure is not None:
+            raise self._failure
+        return self.report()
+
+    def run_publish(self, weights: Any) -> ServerWeights:
+        """Only publish, and wait until that is durable."""
+        with self._stack:
+            try:
+                server = self.publish(weights)
+                self._accept(server)
+                self._bring_all()
+            except BaseException as error:
+                self._abandon(error)
+                raise
+        if self._failure is not None:
+            raise self._failure
+        return server
+
+    def _accept(self, server: ServerWeights) -> None:
+        self._head = server.mark
+        self._ready[server.version] = server
+
+    def report(self) -> SyncReport:
+        """Say what was done."""
+        shown = self._head if self._request.version is None else self._request.version
+        return SyncReport(
+            version=None if shown is None else shown.number,
+            workers={key: self._outcomes[key] for key in self._request.ids},
+            published=self._publication is not None,
+            adopted=self._request.adopted,
+        )
+
+    # ------------------------------------------------------------------ publishing
+
+    def publish(self, weights: Any) -> ServerWeights:
+        """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
+        draft = self._request.draft
+        if draft is None:
+            draft = self._up._draft(weights, self._request.about)
+        if draft is None:
+            return self._serve_head()
+        self._draft = draft
+        self._stack.callback(draft.release)
+        publisher = self._registry.publisher
+        lock = self._stack.enter_context(ExitStack())
+        lock.enter_context(publisher.lock())
+        with self._ledger.reading() as conn:
+            self._check_head(conn)
+            number = self._ledger.next_number(conn)
+        publication = publisher.begin(draft)
+        try:
+            spread = _Aside(self._up._distribute, draft.weights.payload) if self._worth_a_thread(draft) else None
+            publication.hash()
+            head = self._up.head
+            if head is not None and publication.digest == head.digest:
+                publication.fail(ConflictError("the content is the head's already"))
+                lock.close()
+                return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
+            self._publication = publication
+            self._lock = lock
+            server = self._outfit(
+                number,
+                publication.digest,
+                publication.nonfinite,
+                draft.weights.payload,
+                draft.weights.structure,
+                spread,
+            )
+        except BaseException as error:
+            publication.fail(error)
+            raise
+        self._up.shelf.put(server)
+        return server
+
+    def _check_head(self, conn: Connection) -> None:
+        # Takeovers drain what is in flight first, so the head that the updater knows is the one that the weights were
+        # trained from, plus this updater's own publishes.
+        found = self._ledger.head_number(conn)
+        expected = None if self._up.head is None else self._up.head.number
+        if found != expected:
+            raise ConflictError(
+                f"the head of policy {self._ledger.policy!r} moved from "
+                f"{'nothing' if expected is None else f'v{expected}'} to v{found} while weights were on their way; "
+                "they were not published. The next update looks at the new head first"
+            )
+
+    def _worth_a_thread(self, draft: Draft) -> bool:
+        return draft.weights.payload.buffer.nbytes >= INLINE_BYTES and not self._up.maps_weights
+
+    def _serve_head(self) -> ServerWeights:
+        head = self._up.head
+        assert head is not None
+        return self._serve_version(head)
+
+    def _serve_version(self, version: Mark) -> ServerWeights:
+        found = self._up.shelf.find(version.digest)
+        if found is not None:
+            return replace(found, version=version.number)
+        payload, structure = self._registry.read(version.number)
+        return self._serve(version, payload, structure, None)
+
+    def _serve(
+        self, version: Mark, payload: Payload, structure: dict[str, Any], spread: _Aside | None
+    ) -> ServerWeights:
+        server = self._outfit(version.number, version.digest, version.nonfinite, payload, structure, spread)
+        self._up.shelf.put(server)
+        return server
+
+    def _outfit(
+        self,
+        number: int,
+        digest: str,
+        nonfinite: tuple[str, ...],
+        payload: Payload,
+        structure: dict[str, Any],
+        spread: _Aside | None,
+    ) -> ServerWeights:
+        sent = digest
+        if self._up.maps_weights:
+            weights = codec.rebuild(structure, payload.tensors(), payload.values)
+            mapped = self._up._maybe_map_weights(weights)
+            if mapped is not weights:
+                content = codec.flatten(mapped, where="mapped weights")
+                payload = Packer().pack(content, policy=self._ledger.policy, step=None)
+                payload.hash()
+                structure, sent = content.structure, payload.digest
+        handle = self._up._distribute(payload) if spread is None else spread.result()
+        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
+
+    # ------------------------------------------------------------------ planning
+
+    def _bring_all(self) -> None:
+        seats = [self._up.seats.get(key) for key in self._request.ids]
+        self._look()
+        if self._head is None:
+            for seat in seats:
+                self._note(seat, None, "current", "there is no version yet")
+            return
+        works = [self._plan(seat) for seat in seats]
+        vanished = self._check_lives(works)
+        for work in works:
+            if work.action in ("push", "relabel"):
+                work.server = self._server_for(work.target)
+        leaving = [work for work in works if work.action in ("push", "relabel")]
+        order = self._commit_intentions(leaving, vanished)
+        self._send(leaving, order)
+        self._make_durable()
+        self._await([work for work in works if work.action in ("push", "relabel", "wait")])
+        self._report_standing(works)
+        self._up._tidy({self._head.digest} | {mark.digest for mark in self._pinned.values()})
+
+    def _look(self) -> None:
+        """See the head, the pins and the versions they name, in one view."""
+        with self._ledger.reading() as conn:
+            if self._head is None:
+                number = self._ledger.head_number(conn)
+                self._head = None if number is None else self._up._mark(conn, number)
+            self._pins = self._ledger.pins(conn)
+            wanted = {pin.version for pin in self._pins}
+            self._pinned = {number: self._up._mark(conn, number) for number in wanted}
+            self._ranges = self._up._lineage(conn)
+
+    def _target(self, seat: Seat) -> Target:
+        asked = self._request.version
+        if asked is not None:
+            return self._as_target(asked, pinned=False)
+        assert self._head is not None
+        number, pin = resolve_target(seat.name, self._pins, self._head.number)
+        if pin is None:
+            return self._as_target(self._head, pinned=False)
+        return self._as_target(self._pinned[number], pinned=True)
+
+    def _as_target(self, mark: Mark, *, pinned: bool) -> Target:
+        # Mapped bytes have a digest of their own, which is known once they were handed out.
+        found = self._up.shelf.find(mark.digest)
+        sent = mark.digest if found is None else found.sent_digest
+        return Target(mark.number, sent, pinned, mark.nonfinite)
+
+    def _plan(self, seat: Seat) -> _Work:
+        target = self._target(seat)
+        return _Work(seat, target, self._decide(seat, target))
+
+    def _decide(self, seat: Seat, target: Target) -> Action:
+        known = seat.known
+        situation = Situation(
+            known=known,
+            target=target,
+            in_flight=seat.flight is not None,
+            forced=self._request.forced,
+            resend=self._request.resend,
+            on_lineage=known is not None and lineage.contains(self._ranges, known.version),
+        )
+        return decide(
+            situation,
+            lambda: self._up._skip_update(seat.id),
+            allow_nonfinite=self._up.allow_nonfinite,
+            relabels=self._up.apply is None,
+        )
+
+    def _check_lives(self, works: list[_Work]) -> list[Settlement]:
+        """Notice restarts of workers that would not be contacted, without waiting for them."""
+        quiet = [work for work in works if work.action in ("current", "skip") or work.seat.gone]
+        lives = self._up._find_lives([work.seat for work in quiet]) if quiet else {}
+        vanished: list[Settlement] = []
+        for work in quiet:
+            seat, life = work.seat, lives.get(work.seat.id)
+            if life is None:
+                continue
+            if isinstance(life, Trouble):
+                if not seat.gone:
+                    vanished.append(self._apply(seat, read_trouble(seat, None, life), None))
+                work.action = "current"
+                self._note(seat, work.target, "dead", life.detail)
+            elif seat.gone or (seat.known is not None and seat.known.incarnation != life):
+                trouble = Trouble("restarting", f"it came back as another process ({life})")
+                if seat.known is not None:
+                    vanished.append(self._apply(seat, read_trouble(seat, None, trouble), None))
+                seat.gone = False
+                work.action = self._decide(seat, work.target)
+        return vanished
+
+    def _server_for(self, target: Target) -> ServerWeights:
+        if target.version not in self._ready:
+            with self._ledger.reading() as conn:
+                mark = self._up._mark(conn, target.version)
+            self._ready[target.version] = self._serve_version(mark)
+        return self._ready[target.version]
+
+    # ------------------------------------------------------------------ intentions and pushes
+
+    def _commit_intentions(self, works: Sequence[_Work], vanished: Sequence[Settlement]) -> int:
+        opening = self._publication is not None and not self._publication.number
+        if not (works or vanished or opening):
+            return 0
+        with self._ledger.writing() as conn:
+            if opening:
+                assert self._publication is not None
+                self._publication.open(conn)
+            fleet.settle(self._ledger, conn, vanished)
+            return self._intend(conn, works)
+
+    def _intend(self, conn: Connection, works: Sequence[_Work]) -> int:
+        if not works:
+            return 0
+        return fleet.intend(
+            self._ledger,
+            conn,
+            [fleet.Push(work.seat.row, work.target.version, work.server.sent_digest) for work in works if work.server],
+        )
+
+    def _send(self, works: Sequence[_Work], order: int) -> None:
+        """Let all pushes leave; nobody is waited for."""
+        for work in works:
+            seat, server = work.seat, work.server
+            assert server is not None
+            push = self._up._push_for(server, order, max(0.0, self._deadline - time.monotonic()))
+            flight = Flight(push, None, work.target.pinned)
+            seat.flight = flight
+            seat.open_pending = fleet.Stretch(push.version, push.digest, push.sent_digest, order, None)
+            bare = work.action == "relabel"
+            try:
+                flight.handle = self._up._sync_weights_with_worker(
+                    seat.id, replace(server, push=push, handle=None if bare else server.handle)
+                )
+            except Exception as error:
+                flight.handle = self._up._explain(seat, error)
+
+    def _make_durable(self) -> None:
+        """Finish the file while workers pull. A failure is raised once the receipts were taken."""
+        if self._publication is None:
+            return
+        try:
+            self._publication.store()
+        except Exception as error:
+            self._failure = error
+        # The bytes are in the file and with the transport: the next copy may use the buffer.
+        assert self._draft is not None
+        self._draft.release()
+
+    # ------------------------------------------------------------------ receipts
+
+    def _await(self, works: Sequence[_Work]) -> None:
+        outstanding = {work.seat.id: work for work in works}
+        unclosed = self._publication is not None
+        while outstanding or unclosed:
+            left = self._deadline - time.monotonic()
+            patience = min(left, _GRACE) if unclosed else left
+            # Those whose answer leads to another push are not made to wait for the slowest.
+            eager = any(work.action in ("relabel", "wait") for work in outstanding.values())
+            answers = self._up._collect(
+                {key: work.seat.flight.handle for key, work in outstanding.items() if work.seat.flight},
+                max(0.0, patience),
+                eager,
+            )
+            if not answers and left <= 0:
+                answers = {
+                    key: Trouble("silent", f"no answer within {self._up.timeout:g} s") for key in outstanding
+                }
+            self._take(answers, outstanding, unclosed)
+            unclosed = False
+
+    def _take(self, answers: dict[int, Any], outstanding: dict[int, _Work], unclosed: bool) -> None:
+        """Record a batch of answers, and send what they ask for."""
+        earlier: list[Settlement] = []
+        settlements: list[Settlement] = []
+        again: list[_Work] = []
+        for key, answer in answers.items():
+            work = outstanding.pop(key)
+            seat, flight = work.seat, work.seat.flight
+            assert flight is not None
+            result = answer if isinstance(answer, (Receipt, Trouble)) else self._up._explain(seat, answer)
+            if isinstance(result, Receipt):
+                reading = read_receipt(seat, flight.push, result)
+            else:
+                reading = read_trouble(seat, flight.push, result)
+            told = flight.told_silent and reading.status == "timeout"
+            if not told:
+                earlier.extend(reading.earlier)
+                settlements.append(self._apply(seat, reading, result))
+            seconds = time.perf_counter() - flight.started
+            late = work.action == "wait" and reading.status != "timeout"
+            if (late or reading.resend) and not seat.gone:
+                work.action = "push" if reading.resend else self._decide(seat, work.target)
+                if work.action in ("push", "relabel"):
+                    work.server = self._server_for(work.target)
+                    again.append(work)
+                    continue
+            self._note(seat, work.target, reading.status, reading.error, seconds)
+        if not (settlements or again or unclosed):
+            return
+        with self._ledger.writing() as conn:
+            fleet.settle(self._ledger, conn, earlier)
+            fleet.settle(self._ledger, conn, settlements)
+            if unclosed:
+                self._close(conn)
+            order = self._intend(conn, again)
+        if unclosed:
+            self._closed()
+        self._send(again, order)
+        outstanding.update({work.seat.id: work for work in again})
+
+    def _apply(self, seat: Seat, reading: Reading, result: Any) -> Settlement:
+        """Bring the seat to what the answer says."""
+        verdict = reading.settlement.verdict
+        flight = seat.flight
+        if verdict == "silent":
+            seat.known = None
+            if flight is not None:
+                flight.told_silent = True
+            return reading.settlement
+        seat.flight = None
+        seat.open_pending = None
+        note = result.now if isinstance(result, Receipt) else None
+        if verdict == "confirmed" and note is not None and flight is not None:
+            seat.passed_by = 0
+        if note is not None:
+            pinned = flight.pinned if flight is not None and verdict == "confirmed" else False
+            seat.known = Known(note.version, note.sent_digest, result.incarnation, pinned)
+            seat.open_held = stretch_of(note, result.incarnation)
+        elif verdict != "kept" or isinstance(result, Receipt):
+            seat.known = None
+            seat.open_held = None
+        seat.gone = verdict == "gone"
+        return reading.settlement
+
+    def _close(self, conn: Connection) -> None:
+        assert self._publication is not None
+        if self._failure is None:
+            self._publication.close(conn)
+
+    def _closed(self) -> None:
+        """The version is the head now, or was lost; either way others may write again."""
+        assert self._publication is not None
+        if self._failure is not None:
+            self._publication.fail(self._failure)
+        else:
+            self._up._saw_own(self._publication)
+        self._lock.close()
+
+    def _abandon(self, error: BaseException) -> None:
+        if self._publication is not None:
+            self._publication.fail(error)
+
+    # ------------------------------------------------------------------ outcomes
+
+    def _report_standing(self, works: Iterable[_Work]) -> None:
+        """Add the workers that nothing was sent to."""
+        refusals: list[tuple[str, int | None, str | None, str, dict[str, Any]]] = []
+        for work in works:
+            if work.seat.id in self._outcomes:
+                continue
+            if work.action == "skip":
+                work.seat.passed_by += 1
+                self._note(work.seat, work.target, "skipped", "")
+            elif work.action == "refuse":
+                names = ", ".join(refused_tensors(work.target.nonfinite, self._up.allow_nonfinite))
+                text = f"v{work.target.version} has NaN or infinity in {names}; allow_nonfinite= lets it pass"
+                self._note(work.seat, work.target, "refused", text)
+                refusals.append(("sync_failed", work.target.version, work.seat.name, text, {"outcome": "refused"}))
+            else:
+                self._note(work.seat, work.target, "current", "")
+        if refusals:
+            with self._ledger.writing() as conn:
+                self._ledger.events(conn, refusals)
+
+    def _note(
+        self, seat: Seat, target: Target | None, status: Status, error: str, seconds: float = 0.0
+    ) -> None:
+        self._outcomes[seat.id] = WorkerOutcome(
+            name=seat.name,
+            status=status,
+            held=None if seat.known is None else seat.known.version,
+            target=None if target is None else target.version,
+            error=error,
+            seconds=seconds,
+        )
+
+
+class _Aside:
+    """Runs one call in a thread of its own and hands its result over."""
+
+    def __init__(self, call: Callable[[Payload], Any], payload: Payload) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(call, payload), name="weightledger-distribute", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, call: Callable[[Payload], Any], payload: Payload) -> None:
+        try:
+            self._result = call(payload)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
