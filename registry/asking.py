@@ -6,7 +6,7 @@ is left out that was not limited on purpose.
 
 # Typer evaluates the annotations of the commands, so this module does without the `annotations` future.
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypedDict
 
 import typer
@@ -145,23 +145,20 @@ def audit(
     moment = None if at is None else options.parse_time(at, "--at")
     span = _span(since, until)
     rows = call.rows(limit, show_all, AUDIT_ROWS)
-    wanted = None if rows is None else rows + 1
+    in_flight: list[Holding] = []
     with call.reading() as registry:
         if moment is None:
+            wanted = None if rows is None else rows + 1
             found = registry.history(worker=worker, version=version, limit=wanted, **span)
         else:
-            only = None if version is None else registry.get(version)
-            found = [row for row in registry.holdings(moment) if worker in (None, row.worker)]
-            found = (
-                found
-                if only is None
-                else [_as_content_of(only, row) for row in found if row.digest == only.digest]
-            )
-            found = found if wanted is None else found[-wanted:]
-    older = rows is not None and len(found) > rows
-    found = found[1:] if older else found
+            found, in_flight = _held_at(registry, moment, worker, version)
+    older = moment is None and rows is not None and len(found) > rows
+    found = found[1:] if older else found if limit is None else found[:limit]
     title = render_workers.audit_title(call.policy, worker=worker, version=version, at=moment, **span)
-    return Answer(found, lambda: render_workers.holdings(found, title=title, now=_now(), older=older))
+    return Answer(
+        found,
+        lambda: render_workers.holdings(found, title=title, now=_now(), older=older, in_flight=in_flight),
+    )
 
 
 @command
@@ -251,8 +248,21 @@ def _span(since: str | None, until: str | None) -> _Span:
     return {"since": first, "until": last}
 
 
-def _as_content_of(version: Version, holding: Holding) -> Holding:
-    return holding if holding.version == version.number else replace(holding, same_content_as=version.number)
+def _held_at(
+    registry: Registry, moment: datetime, worker: str | None, version: str | None
+) -> tuple[list[Holding], list[Holding]]:
+    """Return what was held at a moment, and the pushes that were on their way and may have arrived."""
+    # Asked first also for its own sake: it refuses a worker that does not exist.
+    around = registry.history(worker=worker, since=moment, until=moment + timedelta(microseconds=1))
+    in_flight = [row for row in around if row.confirmed_at is None or row.confirmed_at > moment]
+    held = [row for row in registry.holdings(moment) if worker in (None, row.worker)]
+    if version is None:
+        return held, in_flight
+    found = registry.get(version)
+    same, sent = ([row for row in rows if row.digest == found.digest] for rows in (held, in_flight))
+    return [
+        row if row.version == found.number else replace(row, same_content_as=found.number) for row in same
+    ], sent
 
 
 def _now() -> datetime:

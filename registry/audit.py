@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
@@ -58,6 +58,8 @@ __all__ = [
     "staleness_of",
     "workers",
 ]
+
+AnyRow: TypeAlias = Row[*tuple[Any, ...]]
 
 _CONFIRMED = HoldingRow.confirmed_at.is_not(None)
 _OPEN = HoldingRow.ended_at.is_(None)
@@ -142,7 +144,7 @@ def workers(conn: Connection, policy: PolicyRef, alive: Callable[[str], bool]) -
 
 
 def _state_of(
-    row: Row[Any], holding: Row[Any] | None, push: Row[Any] | None, gone_runs: Mapping[str, str]
+    row: AnyRow, holding: AnyRow | None, push: AnyRow | None, gone_runs: Mapping[str, str]
 ) -> tuple[WorkerState, str]:
     if row.state == "gone":
         return "gone", row.detail
@@ -166,10 +168,10 @@ def _describe_runs(conn: Connection, runs: Iterable[str]) -> dict[str, str]:
     return described
 
 
-def _open_rows(conn: Connection, policy: PolicyRef) -> tuple[dict[int, Row[Any]], dict[int, Row[Any]]]:
+def _open_rows(conn: Connection, policy: PolicyRef) -> tuple[dict[int, AnyRow], dict[int, AnyRow]]:
     """Return what each worker confirmed last and still holds, and its newest push that is not settled."""
-    held: dict[int, Row[Any]] = {}
-    pending: dict[int, Row[Any]] = {}
+    held: dict[int, AnyRow] = {}
+    pending: dict[int, AnyRow] = {}
     of_open = select(
         HoldingRow.worker_id, HoldingRow.number, HoldingRow.digest, HoldingRow.order, HoldingRow.pushed_at
     ).where(HoldingRow.policy_id == policy.id, _OPEN)
@@ -280,7 +282,7 @@ def history(
     return _records(conn, policy, rows[::-1], alive, searched=version)
 
 
-def _holdings() -> Select[Any]:
+def _holdings() -> Select[*tuple[Any, ...]]:
     return select(
         Worker.name,
         HoldingRow.incarnation,
@@ -303,7 +305,7 @@ def _lasted_beyond(moment: datetime) -> ColumnElement[bool]:
     return or_(_OPEN, HoldingRow.ended_at > moment)
 
 
-def _newest_of_each(policy: PolicyRef, time: Any, moment: datetime) -> Select[Any]:
+def _newest_of_each(policy: PolicyRef, time: Any, moment: datetime) -> Select[*tuple[Any, ...]]:
     """Select each worker's newest row by a time, up to a moment: one seek a worker."""
     newest = (
         select(HoldingRow.id)
@@ -316,7 +318,7 @@ def _newest_of_each(policy: PolicyRef, time: Any, moment: datetime) -> Select[An
     return select(newest).where(Worker.policy_id == policy.id)
 
 
-def _touching(policy: PolicyRef, since: datetime, until: datetime | None) -> Select[Any]:
+def _touching(policy: PolicyRef, since: datetime, until: datetime | None) -> Select[*tuple[Any, ...]]:
     """Select the rows of all workers that may overlap a span: those pushed inside of it, and those that lasted into it.
 
     What lasted into it is, of each worker, its newest receipt or one of its newest pushes: an answer settles all pushes
@@ -375,7 +377,7 @@ def _same_content(conn: Connection, policy: PolicyRef, number: int) -> list[int]
 def _records(
     conn: Connection,
     policy: PolicyRef,
-    rows: Sequence[Row[Any]],
+    rows: Sequence[AnyRow],
     alive: Callable[[str], bool],
     searched: int | None = None,
 ) -> list[Holding]:

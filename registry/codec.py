@@ -140,6 +140,8 @@ class Walk:
         self.paths: dict[str, Path] = {}
         """Name → the keys that lead there."""
         self.problems: list[str] = []
+        self.refused: set[str] = set()
+        """Names of the tensors and arrays among the problems."""
         self.clashes: dict[str, list[Path]] = {}
         self._overrides = overrides
         self._seen: dict[tuple[object, ...], str] = {}
@@ -242,7 +244,7 @@ class Walk:
     def _tensor(self, tensor: Tensor, path: Path, plain: str | None, source: Any = None) -> Node:
         reason = leaves.refusal(tensor)
         if reason is not None:
-            self._refuse(path, reason)
+            self._refuse(path, reason, plain)
             return None
         name = self._name(path, plain)
         tensor = leaves.plain(tensor)
@@ -262,7 +264,7 @@ class Walk:
         try:
             tensor = leaves.from_numpy(item if array else np.asarray(item))
         except ValueError as error:
-            self._refuse(path, str(error))
+            self._refuse(path, str(error), plain)
             return None
         return self._tensor(tensor, path, plain, item)
 
@@ -276,7 +278,8 @@ class Walk:
         self.values[name] = encoded
         return {"value": None if name == (plain or "") else name}
 
-    def _refuse(self, path: Path, reason: str) -> None:
+    def _refuse(self, path: Path, reason: str, plain: str | None = None) -> None:
+        self.refused.add(names.final(plain))
         self.problems.append(f"{names.show(path) if path else 'the value'} {reason}")
 
 

@@ -264,7 +264,10 @@ def _connect(path: Path, read_only: bool, busy_seconds: float, vfs: str | None) 
 
 
 def _writable(path: Path) -> bool:
-    return os.access(path.parent, os.W_OK) and (os.access(path, os.W_OK) or not path.exists())
+    def allowed(each: Path) -> bool:
+        return os.access(each, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+    return allowed(path.parent) and (allowed(path) or not path.exists())
 
 
 def _open(path: Path, options: str, busy_seconds: float, vfs: str | None) -> _Connection:

@@ -22,7 +22,7 @@ from weightledger.registry.errors import InUseError, NotFoundError
 from weightledger.registry.ledger import Ledger, now
 from weightledger.registry.models import HoldingRow, Policy, VersionRow, Worker
 
-Verdict = Literal["confirmed", "seen", "kept", "unknown", "silent", "lost", "gone", "removed"]
+Verdict = Literal["confirmed", "seen", "kept", "unknown", "drifted", "silent", "lost", "gone", "removed"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settlement:
     """What became of a worker.
 
     `confirmed`: its receipt for `order` came. `seen`: it was asked and holds what is on record. `kept`: the push of `order` was not applied, it holds what it held.
-    `unknown`: the push of `order` may have been applied in part. `silent`: no answer in time, the push stays open.
+    `unknown`: the push of `order` may have been applied in part. `drifted`: somebody changed its weights in place. `silent`: no answer in time, the push stays open.
     `lost`: its process ended and what it held with it, another life may follow. `gone`: for good. `removed`: no longer
     steered.
     """
@@ -73,11 +73,14 @@ class Settlement:
     incarnation: str | None = None
     sent_digest: str | None = None
     detail: str = ""
+    tensors: tuple[str, ...] = ()
+    """Names of the tensors that drifted."""
 
 
 _EVENTS: dict[Verdict, str] = {
     "kept": "sync_failed",
     "unknown": "sync_failed",
+    "drifted": "drift",
     "silent": "sync_failed",
     "lost": "worker_lost",
     "gone": "worker_lost",
@@ -88,6 +91,7 @@ _STATES: dict[Verdict, str] = {
     "seen": "confirmed",
     "kept": "confirmed",
     "unknown": "unknown",
+    "drifted": "unknown",
     "silent": "unknown",
     "lost": "unknown",
     "gone": "gone",
@@ -206,6 +210,8 @@ def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) 
     if unknown := by_verdict.get("unknown"):
         _close_pending(conn, unknown, "unconfirmed", at)
         _close_held(conn, unknown, "unknown")
+    if drifted := by_verdict.get("drifted"):
+        _close_held(conn, drifted, "drifted")
     for verdict in ("lost", "gone", "removed"):
         if vanished := by_verdict.get(verdict):
             _close_pending(conn, vanished, "unconfirmed", at)
@@ -214,11 +220,16 @@ def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) 
     ledger.events(
         conn,
         [
-            (_EVENTS[item.verdict], item.version, item.name, item.detail, {"outcome": item.verdict, "order": item.order})
+            (_EVENTS[item.verdict], item.version, item.name, item.detail, _details(item))
             for item in settlements
             if item.verdict in _EVENTS
         ],
     )
+
+
+def _details(item: Settlement) -> dict[str, object]:
+    details: dict[str, object] = {"outcome": item.verdict, "order": item.order}
+    return details | {"tensors": list(item.tensors)} if item.tensors else details
 
 
 def leave(conn: Connection, workers: Sequence[int], why: str) -> None:

@@ -38,7 +38,9 @@ _SUM_MARK: Final = b',"weightledger.sum":"'
 _ROOM: Final = (
     4096  # bytes; a header grows in such steps: a longer step moves nothing, and disks take whole pages
 )
-_WIDE: Final = 10**19  # the longest number that a header may come to hold
+_SEAL_ROOM: Final = (
+    400  # bytes; the keys of version, digest, hashes and sum, and the values of all but the hashes
+)
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,14 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash over names, types, shapes, ties and value names: equal layouts fit the same targets."""
-        about = [[spec.name, spec.code, spec.shape] for spec in self.specs]
-        text = dumps([about, sorted(self.ties.items()), sorted(self.value_names)])
-        return blake3(text.encode("ascii")).hexdigest()
+        """Hash over names, types, shapes, places, ties and value names: what fits one target fits it again."""
+        more = dumps([sorted(self.ties.items()), sorted(self.value_names)])
+        return blake3(self.entries + b"\n" + more.encode("ascii")).hexdigest()
+
+    @cached_property
+    def hashes_room(self) -> int:
+        """Bytes that the header needs for the hashes of all names."""
+        return len(_compact(_compact(dict.fromkeys([*self.by_name, *self.value_names], "0" * 64))))
 
 
 @dataclass(frozen=True)
@@ -177,27 +183,9 @@ def header_text(
     return text[:-1] + _SUM_MARK + blake3(text[:-1]).hexdigest().encode("ascii") + b'"}}'
 
 
-def header_room(
-    layout: Layout,
-    *,
-    values: Mapping[str, Json],
-    structure: Json,
-    policy: str,
-    step: int | None,
-    names: Iterable[str],
-) -> int:
-    """Return the bytes that the sealed header will need at most, whatever its hashes and its version's number."""
-    text = header_text(
-        layout,
-        values=values,
-        structure=structure,
-        policy=policy,
-        step=step,
-        version=_WIDE,
-        digest="blake3:" + "0" * 64,
-        hashes=dict.fromkeys(names, "0" * 64),
-    )
-    return len(text)
+def sealed_room(layout: Layout, unsealed: bytes) -> int:
+    """Return the bytes that a header will need at most once it is sealed, whatever its hashes and version."""
+    return len(unsealed) + layout.hashes_room + _SEAL_ROOM
 
 
 def write_header(buffer: memoryview, layout: Layout, text: bytes) -> None:

@@ -22,8 +22,9 @@ CODES: Final[dict[torch.dtype, str]] = {dtype: code for code, dtype in TORCH_DTY
 PLAIN_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types whose attributes mean what they say; any other one is looked at more closely."""
 
-_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_PLAIN_DISPATCH: Final = torch.Tensor.__torch_dispatch__
+_DISPATCH: Final = "__torch_dispatch__"  # by name: the type stubs do not know it on a class
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+_PLAIN_DISPATCH: Final = getattr(torch.Tensor, _DISPATCH)
 
 
 def refusal(tensor: torch.Tensor) -> str | None:
@@ -32,7 +33,7 @@ def refusal(tensor: torch.Tensor) -> str | None:
     if kind not in PLAIN_CLASSES:
         if is_lazy(tensor):
             return "is not initialised yet: run one forward first"
-        if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
+        if getattr(kind, _DISPATCH) is not _PLAIN_DISPATCH:
             return _wrapper(tensor)
     if _is_functorch_wrapped(tensor):
         return "is a tensor inside of a torch.func transform (vmap, grad): pass it after the transform"
@@ -114,4 +115,4 @@ def _freed(tensor: torch.Tensor) -> str | None:
     found = tensor.untyped_storage().nbytes()
     if found >= needed:
         return None
-    return f"needs {needed} bytes of storage and has {found}: its data was freed or sharded; gather to full tensors first"
+    return f"needs {needed} bytes of storage and has {found}, freed or sharded: gather to full tensors first"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,7 +40,9 @@ class Live:
     paths: dict[str, Path]
     optional: dict[str, Tensor] = field(default_factory=dict)
     """Non-persistent buffers: written when a snapshot has them, left alone when it does not."""
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    """Names of the leaves that `problems` tells of."""
+    optional_refused: dict[str, str] = field(default_factory=dict)
     """Non-persistent buffers that cannot be written to, and why."""
     extras: dict[str, nn.Module] = field(default_factory=dict)
     """Canonical name of an extra state → the module that gives and takes it."""
@@ -50,8 +53,9 @@ class Live:
         return next((own for own in self.extras if name == own or name.startswith(f"{own}.")), None)
 
     def all_names(self) -> set[str]:
-        """Return every name, optional ones included."""
-        return self.tensors.keys() | self.values.keys() | self.optional.keys()
+        """Return every name, those of optional and refused leaves included."""
+        regular = self.tensors.keys() | self.values.keys() | self.extras.keys() | self.refused
+        return regular | self.optional.keys() | self.optional_refused.keys()
 
 
 def look_at(target: object) -> Live:
@@ -74,7 +78,8 @@ def look_at(target: object) -> Live:
     walk = codec.survey(root)
     tensors = dict(walk.tensors)
     tensors.update({alias: walk.tensors[first] for alias, first in walk.ties.items()})
-    live = Live(root, module, tensors, walk.values, walk.numpy, walk.paths, problems=walk.problems)
+    live = Live(root, module, tensors, walk.values, walk.numpy, walk.paths)
+    live.refused, live.problems = walk.refused, walk.problems
     if module is not None:
         _add_module_parts(live, module)
     return live
@@ -101,13 +106,10 @@ def live_digest(target: object, known_names: Collection[str] | None = None) -> t
     wanted = {name: name for name in live.tensors.keys() | live.values.keys()}
     if known_names is not None:
         renamed = align(live.all_names(), set(known_names))
-        groups: dict[tuple[object, ...], list[str]] = {}
-        for name in sorted(live.tensors):
-            groups.setdefault(leaves.same_memory(live.tensors[name]), []).append(name)
         spare = {
             name
-            for tied in groups.values()
-            if len(tied) > 1 and any(renamed[one] in known_names for one in tied)
+            for tied in tied_groups(live.tensors)
+            if any(renamed[one] in known_names for one in tied)
             for name in tied
             if renamed[name] not in known_names
         }
@@ -130,26 +132,62 @@ def align(own: set[str], other: set[str]) -> dict[str, str]:
     return {name: name for name in own}
 
 
-def holder_of(root: Any, path: Path) -> Any:
-    """Return the container that a leaf stands in, on the way through dictionaries, stacks and `NonTensorData`."""
+def set_at(live: Live, path: Path, value: Any) -> None:
+    """Put a plain value, or a NumPy scalar, where a path leads.
+
+    Raises:
+        TypeError: What holds it cannot be changed.
+        RuntimeError: A TensorDict there is locked from outside of the target.
+    """
+    if live.module is not None:
+        raise TypeError("a module has no place for plain values other than its extra state")
+    holder = live.root
+    locked: Any = None
     for key in path[:-1]:
-        if hasattr(root, "tensordicts"):
-            root = root.tensordicts[key]
+        if locked is None and getattr(holder, "is_locked", False):
+            locked = holder
+        holder = _step(holder, key)
+    with ExitStack() as stack:
+        if locked is None and getattr(holder, "is_locked", False):
+            locked = holder
+        if locked is not None:
+            # Unlocked at the outermost, since a part cannot be unlocked alone; locked again at the end.
+            stack.enter_context(locked.unlock_())
+        if hasattr(holder, "tensordicts"):
+            holder.tensordicts[path[-1]] = type(holder.tensordicts[path[-1]])(
+                value, batch_size=holder.tensordicts[path[-1]].batch_size
+            )
+        elif hasattr(holder, "set_non_tensor"):
+            holder.set_non_tensor(path[-1], value)
         else:
-            root = root.get(key) if hasattr(root, "batch_size") else root[key]
-        if type(root).__name__ == "NonTensorData":
-            root = root.data
-    return root
+            holder[path[-1]] = value
 
 
-def identity(target: object) -> list[object] | None:
+def _step(holder: Any, key: Any) -> Any:
+    if hasattr(holder, "tensordicts"):
+        found = holder.tensordicts[key]
+    else:
+        found = holder.get(key) if hasattr(holder, "batch_size") else holder[key]
+    return found.data if type(found).__name__ == "NonTensorData" else found
+
+
+def identity(target: object) -> list[object]:
     """List the objects that a target consists of, keys too: as long as all are the same, so are names and leaves."""
+    td = sys.modules.get("tensordict")
     found: list[object] = []
-    stack: list[object] = [target]
+    stack: list[Any] = [target]
     while stack:
         item = stack.pop()
         found.append(item)
-        if isinstance(item, nn.Module):
+        if isinstance(item, Tensor):
+            continue
+        if td is not None and isinstance(item, td.TensorDictBase):
+            if hasattr(item, "tensordicts"):
+                stack += item.tensordicts
+            else:
+                found += item.keys()
+                stack += item.values()
+        elif isinstance(item, nn.Module):
             for children in (item._parameters, item._buffers, item._modules):
                 found += children
                 stack += children.values()
@@ -166,15 +204,16 @@ def _all_wrapped(found: Iterable[str]) -> bool:
 
 
 def _add_module_parts(live: Live, module: nn.Module) -> None:
+    persistent = {_canonical(key) for key in live.root}
     for key, buffer in module.named_buffers(remove_duplicate=False):
         name = _canonical(key)
-        if name in live.tensors or any(name == _canonical(kept) for kept in ()):
+        if name in persistent:
             continue
         reason = leaves.refusal(buffer)
         if reason is None:
             live.optional[name] = leaves.plain(buffer)
         else:
-            live.refused[name] = f"{names.show((key,))} {reason}"
+            live.optional_refused[name] = f"{names.show((key,))} {reason}"
     for prefix, part in module.named_modules(remove_duplicate=False):
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             key = f"{prefix}.{names.EXTRA_STATE}" if prefix else names.EXTRA_STATE

@@ -6,7 +6,6 @@ SQLite and PostgreSQL alike: no type or index here belongs to one of them. Order
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -52,7 +51,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         return None if value is None else value.astimezone(UTC)
 
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         if dialect.name == "sqlite":
             return _from_text  # one call where the general way takes four: answers have thousands of times
         return super().result_processor(dialect, coltype)

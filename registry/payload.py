@@ -30,9 +30,9 @@ from weightledger.registry.layout import (
     Layout,
     Spec,
     arrange,
-    header_room,
     header_text,
     read_header,
+    sealed_room,
     with_room,
     write_header,
 )
@@ -204,7 +204,7 @@ class Packer:
         Raises:
             InvalidWeightsError: The header would be larger than safetensors readers accept.
         """
-        layout = self._arrange(content, policy, step)
+        layout, text = self._arrange(content, policy, step)
         buffer = self._room_for(layout)
         payload = Payload(buffer, layout, content.values)
         payload.structure, payload.policy, payload.step = content.structure, policy, step
@@ -214,7 +214,7 @@ class Packer:
         sources = [content.tensors[spec.name] for spec in layout.specs]
         with torch.inference_mode(False), torch.no_grad():
             if sources:
-                torch._foreach_copy_(self._rows, sources)
+                torch._foreach_copy_(self._rows, sources)  # pyright: ignore[reportPrivateImportUsage]
         text = header_text(
             layout, values=content.values, structure=content.structure, policy=policy, step=step
         )
@@ -253,7 +253,7 @@ class Packer:
                     return False
         return True
 
-    def _arrange(self, content: Content, policy: str, step: int | None) -> Layout:
+    def _arrange(self, content: Content, policy: str, step: int | None) -> tuple[Layout, bytes]:
         schema = [
             [(name, tensor.dtype, tensor.shape) for name, tensor in content.tensors.items()],
             content.ties,
@@ -270,17 +270,13 @@ class Packer:
         else:
             layout = known
         self._schema = schema
-        needed = header_room(
-            layout,
-            values=content.values,
-            structure=content.structure,
-            policy=policy,
-            step=step,
-            names=[*layout.by_name, *content.values],
+        text = header_text(
+            layout, values=content.values, structure=content.structure, policy=policy, step=step
         )
+        needed = sealed_room(layout, text)
         if known is not None and needed <= known.data_start - LENGTH_BYTES:
-            return known
-        return with_room(layout, needed)
+            return known, text
+        return with_room(layout, needed), text
 
     def _room_for(self, layout: Layout) -> Bytes:
         if self._payload is not None and self._payload.layout is layout:

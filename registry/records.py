@@ -102,8 +102,9 @@ class Holding(Record):
     """None: a push whose receipt never came. The worker may or may not have held it."""
     ended_at: datetime | None
     ended_how: str | None
-    """`replaced`, `lost` (the worker died or came back as a new process), `removed`, `unconfirmed` (a push that
-    was never settled)."""
+    """`replaced`; `lost`: the worker died or came back as a new process; `removed` from its updater; `unknown`: its own
+    code raised while loading; `drifted`: its weights were changed in place; `unconfirmed`: a push that was never
+    settled."""
     state: HoldingState
     """`held`; `pending`: pushed, no receipt yet; `unknown`: open, but a later push is unsettled or the run that
     watched the worker is gone; `ended`."""

@@ -112,10 +112,26 @@ def audit_title(
     return joined(asked, (", ", ""))
 
 
-def holdings(found: Sequence[Holding], *, title: Cell, now: datetime, older: bool) -> list[Block]:
-    """Lay out who held what, in the order given."""
+def holdings(
+    found: Sequence[Holding], *, title: Cell, now: datetime, older: bool, in_flight: Sequence[Holding] = ()
+) -> list[Block]:
+    """Lay out who held what, in the order given.
+
+    Args:
+        found: The holdings.
+        title: The question that they answer.
+        now: The present.
+        older: Whether older ones were left out.
+        in_flight: Pushes that had left at the moment asked about and were not confirmed yet.
+    """
+    on_the_way = [f"{version_name(row.version)} to {row.worker}" for row in in_flight]
+    notes = (
+        [Line(words(("On its way then, and perhaps there: ", "warn"), some(on_the_way, 10)))]
+        if in_flight
+        else []
+    )
     if not found:
-        return [Line(title), Line(words("No holdings found."))]
+        return [Line(title), Line(words("No holdings found.")), *notes]
     blocks: list[Block] = [
         Line(title),
         Table(
@@ -136,6 +152,7 @@ def holdings(found: Sequence[Holding], *, title: Cell, now: datetime, older: boo
             ]
         ),
     ]
+    blocks += notes
     if older:
         blocks.append(Line(words((f"Only the newest {len(found):,} are shown: -n N or --all.", "dim"))))
     return blocks

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, column, func, insert, select, table
+from sqlalchemy import Connection, Engine, Select, String, column, func, insert, select, table
 
 from weightledger.registry import engine as database
 from weightledger.registry.errors import InUseError, NotFoundError, SchemaError, StorageError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HEAD = "0001"
 LOCK_SECONDS = 300.0
 SCRIPTS = "weightledger.migrations:"
-_REVISION = select(column("version_num")).select_from(table("alembic_version"))
+_REVISION: Select[str] = select(column("version_num", String)).select_from(table("alembic_version"))
 
 _migrating = threading.Lock()  # Alembic keeps the migration at work in a global
 

@@ -36,7 +36,9 @@ def lineage_of(conn: Connection, policy: PolicyRef, head: int) -> lineage.Ranges
             VersionRow.policy_id == policy.id, VersionRow.restores >= 1
         )
     )
-    return lineage.ranges(head, {number: restores for number, restores, state in rows if state == "stored"})
+    return lineage.ranges(
+        head, {number: parent for number, parent, state in rows if state == "stored" and parent is not None}
+    )
 
 
 def staleness(conn: Connection, policy: PolicyRef, number: int) -> int | None:

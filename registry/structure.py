@@ -20,6 +20,7 @@ class, no code.
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
@@ -148,7 +149,8 @@ class _Builder:
     def _collection(
         self, tag: str, node: Node, prefix: str | None, key: Key | None, inner: str | None
     ) -> Any:
-        import tensordict as td  # type: ignore[import-untyped]
+        # Imported when there is one to build: whoever keeps plain modules need not wait for it.
+        td: Any = importlib.import_module("tensordict")
 
         if tag == "nontensor":
             return td.NonTensorData(self.build(node["nontensor"], prefix, key), batch_size=node["batch"])
@@ -156,9 +158,8 @@ class _Builder:
             made = td.TensorDict(dict(self._pairs(node["td"], node, inner)), batch_size=node["batch"])
         else:
             parts = [self.build(item, inner, at) for at, item in enumerate(node[tag])]
-            made = (td.NonTensorStack if tag == "nonstack" else td.LazyStackedTensorDict)(
-                *parts, stack_dim=node["dim"]
-            )
+            stack = td.NonTensorStack if tag == "nonstack" else td.LazyStackedTensorDict
+            made = stack(*parts, stack_dim=node["dim"])
         if "names" in node:
             made.names = node["names"]
         return made

@@ -147,12 +147,12 @@ def _text(value: str, where: str) -> str:
     return value
 
 
-def _from_numpy(value: object, where: str) -> object:
+def _from_numpy(value: Any, where: str) -> object:
     # A NumPy scalar cannot exist before NumPy was imported, so that reading commands need not import it.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         exact = (numpy.bool_, numpy.integer, numpy.floating, numpy.str_, numpy.bytes_)
-        plain: object = value.item()
+        plain = value.item()
         # `timedelta64` counts as an integer, and `longdouble.item()` is no Python float.
         if isinstance(value, exact) and not isinstance(value, numpy.timedelta64) and is_plain(plain):
             return plain

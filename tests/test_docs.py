@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ SHORT = "# tests: run this"
 """The line by which a program in docs/examples says that it ends by itself within a minute."""
 
 
-def test_the_documentation_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built documentation; a warning of the build is an error."""
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -40,10 +44,28 @@ def test_the_documentation_builds_without_a_warning_and_loads_nothing_from_elsew
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    pages = sorted(tmp_path.rglob("*.html"))
-    assert len(pages) > len(PAGES) - 2
+    return folder
+
+
+def test_the_documentation_has_every_page_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    sources = [page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES if page.parent != ROOT]
+    assert [page for page in sources if not (site / page).exists()] == []
     foreign = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
-    assert [tag for page in pages for tag in foreign.findall(page.read_text(encoding="utf-8"))] == []
+    assert [
+        tag for page in site.rglob("*.html") for tag in foreign.findall(page.read_text(encoding="utf-8"))
+    ] == []
+
+
+@pytest.mark.parametrize("package", ["weightledger.registry", "weightledger.updater"])
+def test_every_public_name_has_a_place_in_the_reference(site: Path, package: str) -> None:
+    # Four lines of plain text, then one line for each name that a page explains.
+    inventory = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    explained = {line.split(" ")[0] for line in inventory.splitlines()}
+    public = importlib.import_module(package)
+    homes = {name: getattr(getattr(public, name), "__module__", package) for name in public.__all__}
+    assert [
+        name for name, home in homes.items() if explained.isdisjoint({f"{home}.{name}", f"{package}.{name}"})
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])

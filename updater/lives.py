@@ -6,9 +6,10 @@ module is the only one that knows how.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.message import Message
 from ray._private import state
 
 from weightledger.updater.receiver import life_name
@@ -48,14 +49,15 @@ def _life(row: Mapping[str, Any]) -> str | Trouble | None:
 
 
 def _cause(row: Mapping[str, Any]) -> str:
-    cause = " ".join(str(row.get("DeathCause") or "").split())
-    return cause[:300] or "no cause given"
+    cause = row.get("DeathCause")
+    if isinstance(cause, Message):
+        # One of several kinds of context is set; each that tells more than its name has a message.
+        for _, context in cause.ListFields():
+            message = getattr(context, "error_message", "")
+            if message:
+                return " ".join(message.split())[:300]
+    return "no cause given"
 
 
 def _id(handle: Any) -> str:
     return str(handle._actor_id.hex())
-
-
-def ids_of(handles: Sequence[Any]) -> list[str]:
-    """Return the actor ids of handles."""
-    return [_id(handle) for handle in handles]

@@ -18,9 +18,6 @@ from weightledger.updater.settling import Trouble, confirmation, read_trouble
 if TYPE_CHECKING:
     from weightledger.updater.base import RemoteWeightUpdaterBase
 
-Event = tuple[str, int | None, str | None, str, dict[str, Any]]
-
-
 class Probing:
     """Carries out one probe of all workers. `run` is called once."""
 
@@ -29,7 +26,6 @@ class Probing:
         self._ledger = updater.registry.ledger
         self._earlier: list[Settlement] = []
         self._settlements: list[Settlement] = []
-        self._events: list[Event] = []
 
     def run(self) -> dict[int, Held]:
         """Ask, compare, record."""
@@ -51,7 +47,6 @@ class Probing:
         with self._ledger.writing() as conn:
             fleet.settle(self._ledger, conn, self._earlier)
             fleet.settle(self._ledger, conn, self._settlements)
-            self._ledger.events(conn, self._events)
         return found
 
     def _ask(self, seat: Seat) -> Any:
@@ -125,10 +120,15 @@ class Probing:
         self._settlements = [item for item in self._settlements if item.worker != seat.row]
         self._settlements.append(
             Settlement(
-                seat.row, seat.name, "unknown", version=note.version, incarnation=answer.incarnation, detail=text
+                seat.row,
+                seat.name,
+                "drifted",
+                version=note.version,
+                incarnation=answer.incarnation,
+                detail=text,
+                tensors=drift,
             )
         )
-        self._events.append(("drift", note.version, seat.name, text, {"tensors": list(drift)}))
         seat.known = None
         seat.open_held = None
         return Held(seat.name, note.version, answer.digest, False, drift, answer.incarnation, text)
@@ -143,7 +143,8 @@ class Probing:
 
     def _read_trouble(self, seat: Seat, trouble: Trouble) -> Held:
         reading = read_trouble(seat, None, trouble)
-        self._settlements.append(reading.settlement)
+        if not (seat.gone and reading.settlement.verdict == "gone"):
+            self._settlements.append(reading.settlement)
         seat.known = None
         if reading.settlement.verdict in ("gone", "lost"):
             seat.open_held = seat.open_pending = seat.flight = None

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # How long a version that is durable already waits for receipts, so that both go into one transaction.
 _GRACE = 0.25
+# How often a worker that is being restarted is looked at.
+_REVIVAL_POLL = 0.1
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Update:
         self._up = updater
         self._registry = updater.registry
         self._ledger = updater.registry.ledger
-        self._request = request
+        self.request = request
         self._deadline = time.monotonic() + updater.timeout
         self._stack = ExitStack()
         self._draft: Draft | None = None
@@ -84,6 +86,10 @@ class Update:
         self._pinned: dict[int, Mark] = {}
         self._ready: dict[int, ServerWeights] = {}
         self._outcomes: dict[int, WorkerOutcome] = {}
+        self._outstanding: dict[int, _Work] = {}
+        """Workers that were sent a push and have not answered."""
+        self._reviving: dict[int, _Work] = {}
+        """Workers whose process ended and that Ray is starting again."""
 
     # ------------------------------------------------------------------ the whole
 
@@ -91,7 +97,7 @@ class Update:
         """Carry the request out and report."""
         with self._stack:
             try:
-                if self._request.publish:
+                if self.request.publish:
                     self._accept(self._up._get_server_weights())
                 self._bring_all()
             except BaseException as error:
@@ -121,21 +127,21 @@ class Update:
 
     def report(self) -> SyncReport:
         """Say what was done."""
-        shown = self._head if self._request.version is None else self._request.version
+        shown = self._head if self.request.version is None else self.request.version
         return SyncReport(
             version=None if shown is None else shown.number,
-            workers={key: self._outcomes[key] for key in self._request.ids},
+            workers={key: self._outcomes[key] for key in self.request.ids},
             published=self._publication is not None,
-            adopted=self._request.adopted,
+            adopted=self.request.adopted,
         )
 
     # ------------------------------------------------------------------ publishing
 
     def publish(self, weights: Any) -> ServerWeights:
         """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
-        draft = self._request.draft
+        draft = self.request.draft
         if draft is None:
-            draft = self._up._draft(weights, self._request.about)
+            draft = self._up._draft(weights, self.request.about)
         if draft is None:
             return self._serve_head()
         self._draft = draft
@@ -229,7 +235,7 @@ class Update:
     # ------------------------------------------------------------------ planning
 
     def _bring_all(self) -> None:
-        seats = [self._up.seats.get(key) for key in self._request.ids]
+        seats = [self._up.seats.get(key) for key in self.request.ids]
         self._look()
         if self._head is None:
             for seat in seats:
@@ -244,7 +250,8 @@ class Update:
         order = self._commit_intentions(leaving, vanished)
         self._send(leaving, order)
         self._make_durable()
-        self._await([work for work in works if work.action in ("push", "relabel", "wait")])
+        self._outstanding = {work.seat.id: work for work in works if work.action in ("push", "relabel", "wait")}
+        self._await()
         self._report_standing(works)
         self._up._tidy({self._head.digest} | {mark.digest for mark in self._pinned.values()})
 
@@ -260,7 +267,7 @@ class Update:
             self._ranges = self._up._lineage(conn)
 
     def _target(self, seat: Seat) -> Target:
-        asked = self._request.version
+        asked = self.request.version
         if asked is not None:
             return self._as_target(asked, pinned=False)
         assert self._head is not None
@@ -285,8 +292,8 @@ class Update:
             known=known,
             target=target,
             in_flight=seat.flight is not None,
-            forced=self._request.forced,
-            resend=self._request.resend,
+            forced=self.request.forced,
+            resend=self.request.resend,
             on_lineage=known is not None and lineage.contains(self._ranges, known.version),
         )
         return decide(
@@ -308,14 +315,13 @@ class Update:
             if isinstance(life, Trouble):
                 if not seat.gone:
                     vanished.append(self._apply(seat, read_trouble(seat, None, life), None))
-                work.action = "current"
-                self._note(seat, work.target, "dead", life.detail)
+                self._lose(work, life)
             elif seat.gone or (seat.known is not None and seat.known.incarnation != life):
                 trouble = Trouble("restarting", f"it came back as another process ({life})")
                 if seat.known is not None:
                     vanished.append(self._apply(seat, read_trouble(seat, None, trouble), None))
                 seat.gone = False
-                work.action = self._decide(seat, work.target)
+                self._redecide(work)
         return vanished
 
     def _server_for(self, target: Target) -> ServerWeights:
@@ -378,33 +384,38 @@ class Update:
 
     # ------------------------------------------------------------------ receipts
 
-    def _await(self, works: Sequence[_Work]) -> None:
-        outstanding = {work.seat.id: work for work in works}
+    def _await(self) -> None:
         unclosed = self._publication is not None
-        while outstanding or unclosed:
+        while self._outstanding or self._reviving or unclosed:
             left = self._deadline - time.monotonic()
-            patience = min(left, _GRACE) if unclosed else left
-            # Those whose answer leads to another push are not made to wait for the slowest.
-            eager = any(work.action in ("relabel", "wait") for work in outstanding.values())
-            answers = self._up._collect(
-                {key: work.seat.flight.handle for key, work in outstanding.items() if work.seat.flight},
-                max(0.0, patience),
-                eager,
-            )
+            patience = left
+            if unclosed:
+                patience = min(patience, _GRACE)
+            if self._reviving:
+                patience = min(patience, _REVIVAL_POLL)
+            answers = self._collect(max(0.0, patience))
             if not answers and left <= 0:
-                answers = {
-                    key: Trouble("silent", f"no answer within {self._up.timeout:g} s") for key in outstanding
-                }
-            self._take(answers, outstanding, unclosed)
+                silent = Trouble("silent", f"no answer within {self._up.timeout:g} s")
+                answers = dict.fromkeys(self._outstanding, silent)
+            self._take(answers, unclosed, left)
             unclosed = False
 
-    def _take(self, answers: dict[int, Any], outstanding: dict[int, _Work], unclosed: bool) -> None:
+    def _collect(self, patience: float) -> dict[int, Any]:
+        if not self._outstanding:
+            time.sleep(patience if self._reviving else 0.0)
+            return {}
+        # Those whose answer leads to another push are not made to wait for the slowest.
+        eager = any(work.action in ("relabel", "wait") for work in self._outstanding.values())
+        handles = {key: work.seat.flight.handle for key, work in self._outstanding.items() if work.seat.flight}
+        return self._up._collect(handles, patience, eager)
+
+    def _take(self, answers: dict[int, Any], unclosed: bool, left: float) -> None:
         """Record a batch of answers, and send what they ask for."""
         earlier: list[Settlement] = []
         settlements: list[Settlement] = []
         again: list[_Work] = []
         for key, answer in answers.items():
-            work = outstanding.pop(key)
+            work = self._outstanding.pop(key)
             seat, flight = work.seat, work.seat.flight
             assert flight is not None
             result = answer if isinstance(answer, (Receipt, Trouble)) else self._up._explain(seat, answer)
@@ -412,21 +423,26 @@ class Update:
                 reading = read_receipt(seat, flight.push, result)
             else:
                 reading = read_trouble(seat, flight.push, result)
-            told = flight.told_silent and reading.status == "timeout"
-            if not told:
+            if not (flight.told_silent and reading.status == "timeout"):
                 earlier.extend(reading.earlier)
                 settlements.append(self._apply(seat, reading, result))
-            seconds = time.perf_counter() - flight.started
-            late = work.action == "wait" and reading.status != "timeout"
-            if (late or reading.resend) and not seat.gone:
-                work.action = "push" if reading.resend else self._decide(seat, work.target)
-                if work.action in ("push", "relabel"):
-                    work.server = self._server_for(work.target)
-                    again.append(work)
-                    continue
-            self._note(seat, work.target, reading.status, reading.error, seconds)
+            if isinstance(result, Trouble) and result.kind == "restarting" and left > 0:
+                self._lose(work, result)
+            elif reading.resend:
+                work.action = "push"
+                again.append(work)
+            elif work.action == "wait" and reading.status != "timeout" and self._redecide(work):
+                again.append(work)
+            else:
+                seconds = time.perf_counter() - flight.started
+                self._note(seat, work.target, reading.status, reading.error, seconds)
+        back, buried = self._revived(left)
+        again += back
+        settlements += buried
         if not (settlements or again or unclosed):
             return
+        for work in again:
+            work.server = self._server_for(work.target)
         with self._ledger.writing() as conn:
             fleet.settle(self._ledger, conn, earlier)
             fleet.settle(self._ledger, conn, settlements)
@@ -436,7 +452,46 @@ class Update:
         if unclosed:
             self._closed()
         self._send(again, order)
-        outstanding.update({work.seat.id: work for work in again})
+        self._outstanding.update({work.seat.id: work for work in again})
+
+    def _lose(self, work: _Work, trouble: Trouble) -> None:
+        """A dead worker is reported; one that is being restarted is waited for, since it acts with initial weights."""
+        self._note(work.seat, work.target, "dead", trouble.detail)
+        if trouble.kind == "restarting":
+            self._reviving[work.seat.id] = work
+        work.action = "current"
+
+    def _revived(self, left: float) -> tuple[list[_Work], list[Settlement]]:
+        """Return the workers that are back, and the end of those that will not come back.
+
+        Those that did not make it in time stay reported as dead, and unknown on record.
+        """
+        back: list[_Work] = []
+        buried: list[Settlement] = []
+        if not self._reviving:
+            return back, buried
+        lives = self._up._find_lives([work.seat for work in self._reviving.values()])
+        for key, work in list(self._reviving.items()):
+            life = lives.get(key)
+            if isinstance(life, Trouble) and life.kind == "dead":
+                buried.append(self._apply(work.seat, read_trouble(work.seat, None, life), life))
+                self._note(work.seat, work.target, "dead", life.detail)
+                del self._reviving[key]
+            elif isinstance(life, str) and left > 0:
+                del self._reviving[key]
+                if self._redecide(work):
+                    back.append(work)
+        if left <= 0:
+            self._reviving.clear()
+        return back, buried
+
+    def _redecide(self, work: _Work) -> bool:
+        """Decide again, now that more is known; tells whether something is to be sent."""
+        work.action = self._decide(work.seat, work.target)
+        if work.action in ("push", "relabel"):
+            return True
+        self._outcomes.pop(work.seat.id, None)
+        return False
 
     def _apply(self, seat: Seat, reading: Reading, result: Any) -> Settlement:
         """Bring the seat to what the answer says."""
