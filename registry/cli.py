@@ -6,6 +6,7 @@ Rules
 - No torch before tensors are touched, no rich before something is drawn, so that the answer comes at once.
 """
 
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -50,6 +51,12 @@ for _panel, _commands in _PANELS.items():
         app.command(rich_help_panel=_panel)(_command)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weightledger {version('weightledger')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _main(
     ctx: typer.Context,
@@ -63,15 +70,11 @@ def _main(
         str, typer.Option("--policy", metavar="NAME", help="The series of versions.")
     ] = "default",
     as_json: JsonOption = False,
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"weightledger {installed('weightledger')}")
-        raise typer.Exit
     ctx.obj = Call(registry, policy, as_json)
 
 

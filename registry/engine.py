@@ -24,7 +24,7 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, inspect
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import StatementError
 
 from weightledger.registry.errors import (
     CorruptionError,
@@ -231,13 +231,10 @@ def translate(engine: Engine) -> Iterator[None]:
     """Turn what SQLite raises inside into errors of this library that name the file."""
     try:
         yield
-    except DBAPIError as error:
-        ours = _as_ours(error.orig, database_path(engine))
-        if ours is None:
-            raise
-        raise ours from error
-    except sqlite3.Error as error:
-        ours = _as_ours(error, database_path(engine))
+    except (StatementError, sqlite3.Error) as error:
+        # SQLAlchemy wraps the driver's errors, and also those of this library that are raised inside of a statement.
+        cause = error.orig if isinstance(error, StatementError) else error
+        ours = cause if isinstance(cause, WeightLedgerError) else _as_ours(cause, database_path(engine))
         if ours is None:
             raise
         raise ours from error

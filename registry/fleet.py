@@ -99,6 +99,65 @@ _STATES: dict[Verdict, str] = {
 }
 
 
+# Built once: building a statement costs several times what running it does.
+_NEXT_ORDER = (
+    update(Policy)
+    .where(Policy.id == bindparam("policy"))
+    .values(last_order=Policy.last_order + 1)
+    .returning(Policy.last_order)
+)
+_PUSHED = select(VersionRow.id, VersionRow.number, VersionRow.digest).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.number.in_(bindparam("numbers", expanding=True))
+)
+_INTEND = insert(HoldingRow)
+_OPEN = (HoldingRow.worker_id == bindparam("w"), HoldingRow.ended_at.is_(None))
+_OPEN_HELD = (*_OPEN, HoldingRow.confirmed_at.is_not(None))
+_OPEN_PENDING = (*_OPEN, HoldingRow.confirmed_at.is_(None))
+_LAST_EVIDENCE = select(Worker.evidence_at).where(Worker.id == HoldingRow.worker_id).scalar_subquery()
+
+# An earlier life's holding ended with its process, at the last time that there was evidence of it; one of the same life
+# was replaced by what the receipt confirms.
+_END_EARLIER_LIFE = (
+    update(HoldingRow)
+    .where(*_OPEN_HELD, HoldingRow.order != bindparam("o"), HoldingRow.incarnation != bindparam("inc"))
+    .values(ended_at=_LAST_EVIDENCE, ended_how="lost")
+)
+_END_REPLACED = (
+    update(HoldingRow)
+    .where(*_OPEN_HELD, HoldingRow.order != bindparam("o"))
+    .values(ended_at=bindparam("at"), ended_how="replaced")
+)
+_CONFIRM = (
+    update(HoldingRow)
+    .where(
+        HoldingRow.worker_id == bindparam("w"),
+        HoldingRow.order == bindparam("o"),
+        HoldingRow.confirmed_at.is_(None),
+    )
+    .values(
+        confirmed_at=bindparam("at"),
+        incarnation=bindparam("inc"),
+        sent_digest=bindparam("sent"),
+        ended_at=None,
+        ended_how=None,
+    )
+)
+# Older pushes that were never settled cannot arrive any more: the worker has seen a higher order.
+_END_OVERTAKEN = (
+    update(HoldingRow)
+    .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
+    .values(ended_at=bindparam("at"), ended_how="unconfirmed")
+)
+_END_PENDING = update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
+_END_HELD = update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
+_HEARD = (
+    update(Worker)
+    .where(Worker.id == bindparam("w"))
+    .values(state=bindparam("s"), detail=bindparam("d"), evidence_at=bindparam("at"), incarnation=bindparam("inc"))
+)
+_UNHEARD = update(Worker).where(Worker.id == bindparam("w")).values(state=bindparam("s"), detail=bindparam("d"))
+
+
 def claim(ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callable[[str], bool]) -> list[Claim]:
     """Let this run steer the named workers.
 
@@ -152,18 +211,14 @@ def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
     wanted = {push.version for push in pushes}
     versions = {
         row.number: row
-        for row in conn.execute(
-            select(VersionRow.id, VersionRow.number, VersionRow.digest).where(
-                VersionRow.policy_id == policy.id, VersionRow.number.in_(wanted)
-            )
-        )
+        for row in conn.execute(_PUSHED, {"policy": policy.id, "numbers": list(wanted)})
     }
     missing = wanted - versions.keys()
     if missing:
         raise NotFoundError(f"no version {min(missing)} in policy {policy.name!r} to push")
     if pushes:
         conn.execute(
-            insert(HoldingRow),
+            _INTEND,
             [
                 {
                     "policy_id": policy.id,
@@ -189,12 +244,7 @@ def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
 def next_order(ledger: Ledger, conn: Connection) -> int:
     """Take the policy's next order number: higher than that of any push by any run."""
     policy = ledger.policy_ref(conn)
-    return conn.execute(
-        update(Policy)
-        .where(Policy.id == policy.id)
-        .values(last_order=Policy.last_order + 1)
-        .returning(Policy.last_order)
-    ).scalar_one()
+    return conn.execute(_NEXT_ORDER, {"policy": policy.id}).scalar_one()
 
 
 def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) -> None:
@@ -244,93 +294,26 @@ def leave(conn: Connection, workers: Sequence[int], why: str) -> None:
 
 
 def _confirm(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
-    rows = [
-        {"w": item.worker, "o": item.order, "at": at, "inc": item.incarnation, "sent": item.sent_digest}
-        for item in items
-    ]
-    # An earlier life's holding ended with its process, at the last time there was evidence of it; one of the same life
-    # was replaced just now.
+    rows = [{"w": item.worker, "o": item.order, "at": at} for item in items]
+    lives = [{"w": item.worker, "o": item.order, "inc": item.incarnation} for item in items]
+    conn.execute(_END_EARLIER_LIFE, lives)
+    conn.execute(_END_REPLACED, rows)
     conn.execute(
-        update(HoldingRow)
-        .where(
-            HoldingRow.worker_id == bindparam("w"),
-            HoldingRow.ended_at.is_(None),
-            HoldingRow.confirmed_at.is_not(None),
-            HoldingRow.order != bindparam("o"),
-            HoldingRow.incarnation != bindparam("inc"),
-        )
-        .values(ended_at=_evidence_of(), ended_how="lost"),
-        [{key: row[key] for key in ("w", "o", "inc")} for row in rows],
+        _CONFIRM,
+        [
+            {"w": item.worker, "o": item.order, "at": at, "inc": item.incarnation, "sent": item.sent_digest}
+            for item in items
+        ],
     )
-    conn.execute(
-        update(HoldingRow)
-        .where(
-            HoldingRow.worker_id == bindparam("w"),
-            HoldingRow.ended_at.is_(None),
-            HoldingRow.confirmed_at.is_not(None),
-            HoldingRow.order != bindparam("o"),
-        )
-        .values(ended_at=bindparam("at"), ended_how="replaced"),
-        [{key: row[key] for key in ("w", "o", "at")} for row in rows],
-    )
-    conn.execute(
-        update(HoldingRow)
-        .where(
-            HoldingRow.worker_id == bindparam("w"),
-            HoldingRow.order == bindparam("o"),
-            HoldingRow.confirmed_at.is_(None),
-        )
-        .values(
-            confirmed_at=bindparam("at"),
-            incarnation=bindparam("inc"),
-            sent_digest=bindparam("sent"),
-            ended_at=None,
-            ended_how=None,
-        ),
-        rows,
-    )
-    # Older pushes that were never settled cannot arrive any more: the worker has seen a higher order.
-    conn.execute(
-        update(HoldingRow)
-        .where(
-            HoldingRow.worker_id == bindparam("w"),
-            HoldingRow.ended_at.is_(None),
-            HoldingRow.confirmed_at.is_(None),
-            HoldingRow.order < bindparam("o"),
-        )
-        .values(ended_at=bindparam("at"), ended_how="unconfirmed"),
-        [{key: row[key] for key in ("w", "o", "at")} for row in rows],
-    )
+    conn.execute(_END_OVERTAKEN, rows)
 
 
 def _close_pending(conn: Connection, items: Iterable[Settlement], how: str, at: datetime) -> None:
-    conn.execute(
-        update(HoldingRow)
-        .where(
-            HoldingRow.worker_id == bindparam("w"),
-            HoldingRow.ended_at.is_(None),
-            HoldingRow.confirmed_at.is_(None),
-        )
-        .values(ended_at=at, ended_how=how),
-        [{"w": item.worker} for item in items],
-    )
+    conn.execute(_END_PENDING, [{"w": item.worker, "at": at, "how": how} for item in items])
 
 
 def _close_held(conn: Connection, items: Iterable[Settlement], how: str) -> None:
-    conn.execute(
-        update(HoldingRow)
-        .where(
-            HoldingRow.worker_id == bindparam("w"),
-            HoldingRow.ended_at.is_(None),
-            HoldingRow.confirmed_at.is_not(None),
-        )
-        .values(ended_at=_evidence_of(), ended_how=how),
-        [{"w": item.worker} for item in items],
-    )
-
-
-def _evidence_of() -> object:
-    return select(Worker.evidence_at).where(Worker.id == HoldingRow.worker_id).scalar_subquery()
+    conn.execute(_END_HELD, [{"w": item.worker, "how": how} for item in items])
 
 
 def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
@@ -340,11 +323,7 @@ def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime)
     unheard = [item for item in items if item.incarnation is None and item.verdict != "kept"]
     if heard:
         conn.execute(
-            update(Worker)
-            .where(Worker.id == bindparam("w"))
-            .values(
-                state=bindparam("s"), detail=bindparam("d"), evidence_at=bindparam("at"), incarnation=bindparam("inc")
-            ),
+            _HEARD,
             [
                 {"w": item.worker, "s": _STATES[item.verdict], "d": item.detail, "at": at, "inc": item.incarnation}
                 for item in heard
@@ -352,7 +331,7 @@ def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime)
         )
     if unheard:
         conn.execute(
-            update(Worker).where(Worker.id == bindparam("w")).values(state=bindparam("s"), detail=bindparam("d")),
+            _UNHEARD,
             [{"w": item.worker, "s": _STATES[item.verdict], "d": item.detail} for item in unheard],
         )
 

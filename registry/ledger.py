@@ -15,17 +15,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, and_, bindparam, delete, func, insert, or_, select, update
 
 from weightledger.registry import engine as db
 from weightledger.registry import lineage, values
 from weightledger.registry.audit import PolicyRef
-from weightledger.registry.errors import ConflictError, InUseError, NotFoundError
+from weightledger.registry.errors import InvalidWeightsError, NotFoundError
 from weightledger.registry.models import (
     Alias,
     EventRow,
@@ -44,6 +44,35 @@ Ref = int | str | Version
 
 NUMBER = re.compile(r"v?(\d+)")
 _IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
+
+# Statements that every publish and update runs are built once: building one costs several times what running it does.
+_POLICY = select(Policy.id).where(Policy.name == bindparam("policy"))
+_HEAD = select(func.max(VersionRow.number)).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored"
+)
+_ROW = select(VersionRow).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number")
+)
+_VERSIONS = (
+    select(VersionRow, Snapshot.stored.label("file_stored"))
+    .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+    .where(VersionRow.policy_id == bindparam("policy"))
+)
+_VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
+_METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
+    Metric.version_id.in_(bindparam("versions", expanding=True))
+)
+_FILE = select(Snapshot).where(Snapshot.id == bindparam("snapshot"))
+_LAST_NUMBER = select(Policy.last_number).where(Policy.id == bindparam("policy"))
+_PINS = (
+    select(PinRow, VersionRow.number)
+    .outerjoin(Alias, and_(Alias.policy_id == PinRow.policy_id, Alias.name == PinRow.alias))
+    .join(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
+    .where(PinRow.policy_id == bindparam("policy"))
+    .order_by(PinRow.id)
+)
+_RUN = select(Run.id).where(Run.id == bindparam("run"))
+_ADD_EVENT = insert(EventRow)
 
 
 @dataclass(frozen=True)
@@ -93,6 +122,7 @@ class Ledger:
         self.policy = policy
         self._known: PolicyRef | None = None
         self._recorded_run: str | None = None
+        self._structures: dict[str, int] = {}
 
     # ------------------------------------------------------------------ transactions and identities
 
@@ -100,14 +130,21 @@ class Ledger:
         """Open a consistent view of the database."""
         return db.reading(self.engine)
 
-    def writing(self) -> AbstractContextManager[Connection]:
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
         """Open a writing transaction; it commits at the end of the block, or leaves nothing."""
-        return db.writing(self.engine)
+        try:
+            with db.writing(self.engine) as conn:
+                yield conn
+        except BaseException:
+            # They may have been seen inside of the transaction that is undone now.
+            self._known = self._recorded_run = None
+            raise
 
     def find_policy(self, conn: Connection) -> PolicyRef | None:
         """Look the policy up; None while nothing was ever written to it."""
         if self._known is None:
-            found = conn.scalar(select(Policy.id).where(Policy.name == self.policy))
+            found = conn.scalar(_POLICY, {"policy": self.policy})
             self._known = None if found is None else PolicyRef(found, self.policy)
         return self._known
 
@@ -120,7 +157,6 @@ class Ledger:
             insert(Policy).values(name=self.policy, last_number=0, last_order=0, created_at=now())
         ).inserted_primary_key
         assert made is not None
-        # Not cached: the transaction may still be taken back.
         return PolicyRef(made[0], self.policy)
 
     def policies(self, conn: Connection) -> list[str]:
@@ -131,7 +167,7 @@ class Ledger:
         """Return this process's run, recording it once."""
         run = self.runs.current()
         if self._recorded_run != run.id:
-            if conn.scalar(select(Run.id).where(Run.id == run.id)) is None:
+            if conn.scalar(_RUN, {"run": run.id}) is None:
                 conn.execute(
                     insert(Run).values(
                         id=run.id,
@@ -142,9 +178,7 @@ class Ledger:
                         started_at=run.started_at,
                     )
                 )
-            else:
-                # Seen committed by an earlier transaction, so later ones need not look again.
-                self._recorded_run = run.id
+            self._recorded_run = run.id
         return run.id
 
     def event(
@@ -171,7 +205,7 @@ class Ledger:
         policy, run, at = self.policy_ref(conn), self.run_id(conn), now()
         user = self.runs.current().user
         conn.execute(
-            insert(EventRow),
+            _ADD_EVENT,
             [
                 {
                     "policy_id": policy.id,
@@ -188,6 +222,20 @@ class Ledger:
             ],
         )
 
+    def structure_id(self, conn: Connection, structure: Mapping[str, Any]) -> int:
+        """Return the row of a structure, making it if no version had it before."""
+        body = json.dumps(structure, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        fingerprint = hashlib.sha256(body.encode()).hexdigest()
+        found = self._structures.get(fingerprint)
+        if found is None:
+            found = conn.scalar(select(Structure.id).where(Structure.fingerprint == fingerprint))
+        if found is None:
+            made = conn.execute(insert(Structure).values(fingerprint=fingerprint, body=body)).inserted_primary_key
+            assert made is not None
+            found = int(made[0])
+        self._structures = {**self._structures, fingerprint: found} if len(self._structures) < 64 else {fingerprint: found}
+        return found
+
     # ------------------------------------------------------------------ looking versions up
 
     def head_number(self, conn: Connection) -> int | None:
@@ -195,11 +243,7 @@ class Ledger:
         policy = self.find_policy(conn)
         if policy is None:
             return None
-        return conn.scalar(
-            select(func.max(VersionRow.number)).where(
-                VersionRow.policy_id == policy.id, VersionRow.state == "stored"
-            )
-        )
+        return conn.scalar(_HEAD, {"policy": policy.id})
 
     def head(self, conn: Connection) -> Version:
         """Return the head.
@@ -219,10 +263,12 @@ class Ledger:
             NotFoundError: no row has that number.
         """
         policy = self.find_policy(conn)
-        found = [] if policy is None else self._select(conn, policy, VersionRow.number == number)
-        if not found:
+        found = None
+        if policy is not None:
+            found = conn.execute(_VERSION, {"policy": policy.id, "number": number}).first()
+        if policy is None or found is None:
             raise NotFoundError(self._no_such_version(conn, number))
-        return found[0]
+        return self._versions(conn, policy, [found])[0]
 
     def versions(self, conn: Connection, limit: int | None = None) -> list[Version]:
         """Return stored and pruned versions, oldest first; with a limit the newest so many."""
@@ -297,7 +343,7 @@ class Ledger:
     def next_number(self, conn: Connection) -> int:
         """Return the number that the next version gets, as long as the caller holds the policy's lock."""
         policy = self.find_policy(conn)
-        last = None if policy is None else conn.scalar(select(Policy.last_number).where(Policy.id == policy.id))
+        last = None if policy is None else conn.scalar(_LAST_NUMBER, {"policy": policy.id})
         return (last or 0) + 1
 
     def files_of(self, conn: Connection, number: int) -> tuple[FileEntry, FileEntry | None]:
@@ -388,13 +434,7 @@ class Ledger:
         policy = self.find_policy(conn)
         if policy is None:
             return []
-        rows = conn.execute(
-            select(PinRow, VersionRow.number)
-            .outerjoin(Alias, and_(Alias.policy_id == PinRow.policy_id, Alias.name == PinRow.alias))
-            .join(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
-            .where(PinRow.policy_id == policy.id)
-            .order_by(PinRow.id)
-        )
+        rows = conn.execute(_PINS, {"policy": policy.id})
         return [
             Pin(
                 worker=row.worker,
@@ -413,31 +453,26 @@ class Ledger:
         policy = self.find_policy(conn)
         row = None
         if policy is not None:
-            row = conn.execute(
-                select(VersionRow).where(VersionRow.policy_id == policy.id, VersionRow.number == number)
-            ).first()
+            row = conn.execute(_ROW, {"policy": policy.id, "number": number}).first()
         if row is None:
             raise NotFoundError(self._no_such_version(conn, number))
         return row
 
     def file(self, conn: Connection, snapshot_id: int) -> FileEntry:
-        return file_entry(conn.execute(select(Snapshot).where(Snapshot.id == snapshot_id)).one())
+        return file_entry(conn.execute(_FILE, {"snapshot": snapshot_id}).one())
 
     def _select(self, conn: Connection, policy: PolicyRef, where: Any, newest: int | None = None) -> list[Version]:
-        query = (
-            select(VersionRow, Snapshot.stored.label("file_stored"))
-            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
-            .where(VersionRow.policy_id == policy.id, where)
-        )
+        query, named = _VERSIONS.where(where), {"policy": policy.id}
         if newest is None:
-            rows = conn.execute(query.order_by(VersionRow.number)).all()
+            rows = conn.execute(query.order_by(VersionRow.number), named).all()
         else:
-            rows = conn.execute(query.order_by(VersionRow.number.desc()).limit(newest)).all()[::-1]
+            rows = conn.execute(query.order_by(VersionRow.number.desc()).limit(newest), named).all()[::-1]
+        return self._versions(conn, policy, rows)
+
+    def _versions(self, conn: Connection, policy: PolicyRef, rows: Sequence[Row[Any]]) -> list[Version]:
         metrics: dict[int, dict[str, float]] = {}
         for chunk in _chunks([row.id for row in rows]):
-            for key, name, value in conn.execute(
-                select(Metric.version_id, Metric.name, Metric.value).where(Metric.version_id.in_(chunk))
-            ):
+            for key, name, value in conn.execute(_METRICS, {"versions": chunk}):
                 metrics.setdefault(key, {})[name] = float("nan") if value is None else value
         return [_version(policy.name, row, metrics.get(row.id, {})) for row in rows]
 
@@ -517,3 +552,17 @@ def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
 def check_name(what: str, name: str) -> None:
     if not isinstance(name, str) or not name.strip() or len(name) > 255 or not name.isprintable():
         raise ValueError(f"a {what} name is printable text of 1 to 255 characters, found {name!r}")
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse what no database keeps, before anything is written."""
+    if not isinstance(text, str):
+        raise InvalidWeightsError(f"{what} must be text, found {type(text).__name__} {text!r}")
+    if values.surrogate(text):
+        raise InvalidWeightsError(f"{what} is the text {ascii(text)[:80]}, which has a lone surrogate and is no UTF-8")
+
+
+def check_number(what: str, number: int | None) -> None:
+    """Refuse what would never equal a number, instead of taking it for a number that has moved on."""
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+        raise TypeError(f"{what} is the number of a version, found {type(number).__name__} {number!r}")

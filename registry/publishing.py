@@ -222,10 +222,10 @@ class Publication:
             conn,
             self.entry(),
             snapshot_id=self._weights.announce(self._ledger, conn),
-            structure_id=versioning.add_structure(self._ledger, conn, self.draft.weights.structure),
+            structure_id=self._ledger.structure_id(conn, self.draft.weights.structure),
             extra_snapshot_id=None if self._extra is None else self._extra.announce(self._ledger, conn),
             extra_structure_id=(
-                None if self.draft.extra is None else versioning.add_structure(self._ledger, conn, self.draft.extra.structure)
+                None if self.draft.extra is None else self._ledger.structure_id(conn, self.draft.extra.structure)
             ),
             parent=self.parent,
         )
@@ -271,7 +271,7 @@ class Publication:
         return [self._weights] if self._extra is None else [self._weights, self._extra]
 
     def _shareable(self, conn: Connection, job: _FileJob) -> FileEntry | None:
-        found = versioning.find_stored(self._ledger, conn, job.part.payload.digest)
+        found = versioning.find_stored(conn, job.part.payload.digest)
         if found is not None and self._store.size(found.uri) == found.file_bytes:
             return found
         return None
@@ -320,7 +320,7 @@ class _FileJob:
         if self._shared is not None:
             return self._shared.id
         return versioning.add_file(
-            ledger, conn, NewFile(self.part.payload.digest, self._name, self.part.payload.buffer.nbytes)
+            conn, NewFile(self.part.payload.digest, self._name, self.part.payload.buffer.nbytes)
         )
 
     def finish(self, version: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from weightledger.registry.errors import ConflictError, InUseError, InvalidWeightsError, NotFoundError
-from weightledger.registry.ledger import NUMBER, Ledger, Ref, check_name, now
+from weightledger.registry.ledger import NUMBER, Ledger, Ref, check_name, check_number, check_text, now
 from weightledger.registry.models import Alias, Metric, PinRow, Snapshot, VersionRow
 from weightledger.registry.records import Version
 from weightledger.registry.versioning import append, write_metrics
@@ -28,6 +28,8 @@ def roll_back(
         NotFoundError: nothing is stored, or the wanted version has no weights any more.
         ConflictError: the head is not `expected_head`.
     """
+    check_number("expected_head", expected_head)
+    check_text("reason", reason)
     head = ledger.head(conn)
     if expected_head is not None and head.number != expected_head:
         raise ConflictError(
@@ -36,7 +38,8 @@ def roll_back(
         )
     wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
     source = ledger.row(conn, wanted.number)
-    number = append(ledger, 
+    number = append(
+        ledger,
         conn,
         state="stored",
         digest=source.digest,
@@ -48,7 +51,7 @@ def roll_back(
         restores=wanted.number,
         depth=source.depth,
         step=source.step,
-        meta={},
+        metadata={},
         message=reason,
         nonfinite=source.nonfinite,
         size_bytes=source.size_bytes,
@@ -104,6 +107,7 @@ def delete_alias(ledger: Ledger, conn: Connection, name: str) -> None:
 def pin(ledger: Ledger, conn: Connection, worker: str, ref: Ref, *, reason: str) -> None:
     """Hold a worker, or a glob of names, at a version; a newer pin of the same name replaces the older."""
     check_name("worker", worker)
+    check_text("reason", reason)
     alias = ref if isinstance(ref, str) and ref in ledger.aliases(conn) else None
     target = ledger.usable(conn, ref, f"pin {worker!r} to")
     policy = ledger.policy_ref(conn)
@@ -176,7 +180,9 @@ def best(ledger: Ledger, conn: Connection, metric: str, mode: str) -> Version:
             .limit(1)
         )
     if number is None:
-        raise NotFoundError(f"no version with a finite {metric!r} in policy {ledger.policy!r}{ledger.metric_names(conn)}")
+        raise NotFoundError(
+            f"no version with a finite {metric!r} in policy {ledger.policy!r}{ledger.metric_names(conn)}"
+        )
     return ledger.version(conn, number)
 
 
@@ -184,12 +190,16 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Return metrics as plain floats.
 
     Raises:
-        InvalidWeightsError: a name is no text, or a value no number.
+        InvalidWeightsError: a name cannot be kept, or a value is no number.
     """
     result: dict[str, float] = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
             raise InvalidWeightsError(f"metric names are text, found {type(name).__name__} {name!r}")
+        try:
+            check_name("metric", name)
+        except ValueError as error:
+            raise InvalidWeightsError(str(error)) from error
         if isinstance(value, (str, bytes)):
             raise InvalidWeightsError(f"metric {name!r} must be a number, found the text {value!r}")
         try:

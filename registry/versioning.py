@@ -5,51 +5,57 @@ Numbers are taken in the transaction that writes their row. Callers hold the pol
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from weightledger.registry import values
 from weightledger.registry.errors import ConflictError
 from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile, check_name, file_entry, now
-from weightledger.registry.models import Metric, Policy, Snapshot, Structure, VersionRow
+from weightledger.registry.models import Metric, Policy, Snapshot, VersionRow
 
 
-def find_stored(ledger: Ledger, conn: Connection, digest: str) -> FileEntry | None:
+_FIND_STORED = (
+    select(Snapshot)
+    .where(Snapshot.digest == bindparam("digest"), Snapshot.stored)
+    .order_by(Snapshot.id.desc())
+    .limit(1)
+)
+_ADD_FILE = insert(Snapshot)
+_ADD_VERSION = insert(VersionRow)
+_NEXT_NUMBER = (
+    update(Policy)
+    .where(Policy.id == bindparam("policy"))
+    .values(last_number=Policy.last_number + 1)
+    .returning(Policy.last_number)
+)
+_FILE_STORED = update(Snapshot).where(Snapshot.id == bindparam("key")).values(stored=True)
+_VERSION_STORED = update(VersionRow).where(VersionRow.id == bindparam("key")).values(state="stored")
+_UNFINISHED = select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.state == "writing"
+)
+
+
+def find_stored(conn: Connection, digest: str) -> FileEntry | None:
     """Return a stored file of equal content, of any policy."""
-    row = conn.execute(
-        select(Snapshot).where(Snapshot.digest == digest, Snapshot.stored).order_by(Snapshot.id.desc()).limit(1)
-    ).first()
+    row = conn.execute(_FIND_STORED, {"digest": digest}).first()
     return None if row is None else file_entry(row)
 
 
-def add_file(ledger: Ledger, conn: Connection, file: NewFile) -> int:
+def add_file(conn: Connection, file: NewFile) -> int:
     """Announce a file that is about to be written; `store_version` makes it stored."""
     made = conn.execute(
-        insert(Snapshot).values(
-            digest=file.digest,
-            uri=file.uri,
-            file_bytes=file.file_bytes,
-            stored=False,
-            deleting=False,
-            created_at=now(),
-        )
+        _ADD_FILE,
+        {
+            "digest": file.digest,
+            "uri": file.uri,
+            "file_bytes": file.file_bytes,
+            "stored": False,
+            "deleting": False,
+            "created_at": now(),
+        },
     ).inserted_primary_key
-    assert made is not None
-    return int(made[0])
-
-
-def add_structure(ledger: Ledger, conn: Connection, structure: Mapping[str, Any]) -> int:
-    """Return the row of a structure, making it if no version had it before."""
-    body = json.dumps(structure, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    fingerprint = hashlib.sha256(body.encode()).hexdigest()
-    found = conn.scalar(select(Structure.id).where(Structure.fingerprint == fingerprint))
-    if found is not None:
-        return found
-    made = conn.execute(insert(Structure).values(fingerprint=fingerprint, body=body)).inserted_primary_key
     assert made is not None
     return int(made[0])
 
@@ -85,7 +91,8 @@ def open_version(
     depth = 1
     if parent is not None:
         depth = ledger.row(conn, parent).depth + 1
-    return append(ledger, 
+    return append(
+        ledger,
         conn,
         state="writing",
         digest=entry.digest,
@@ -97,7 +104,7 @@ def open_version(
         restores=None,
         depth=depth,
         step=entry.step,
-        meta=values.encode(dict(entry.metadata), "metadata"),
+        metadata=values.encode(dict(entry.metadata), "metadata"),
         message=entry.message,
         nonfinite=list(entry.nonfinite),
         size_bytes=entry.size_bytes,
@@ -107,9 +114,10 @@ def open_version(
 def store_version(ledger: Ledger, conn: Connection, number: int, entry: Entry) -> None:
     """Make a `writing` version the head: its files are durable now."""
     row = ledger.row(conn, number)
-    files = [key for key in (row.snapshot_id, row.extra_snapshot_id) if key is not None]
-    conn.execute(update(Snapshot).where(Snapshot.id.in_(files)).values(stored=True))
-    conn.execute(update(VersionRow).where(VersionRow.id == row.id).values(state="stored"))
+    for key in (row.snapshot_id, row.extra_snapshot_id):
+        if key is not None:
+            conn.execute(_FILE_STORED, {"key": key})
+    conn.execute(_VERSION_STORED, {"key": row.id})
     write_metrics(ledger, conn, row, entry.metrics)
     ledger.event(conn, "publish", version=number, reason=entry.message, details={"parent": row.parent})
 
@@ -125,11 +133,7 @@ def unfinished(ledger: Ledger, conn: Connection) -> list[tuple[int, list[FileEnt
     policy = ledger.find_policy(conn)
     if policy is None:
         return []
-    rows = conn.execute(
-        select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
-            VersionRow.policy_id == policy.id, VersionRow.state == "writing"
-        )
-    ).all()
+    rows = conn.execute(_UNFINISHED, {"policy": policy.id}).all()
     result = []
     for number, weights, extra in rows:
         files = [ledger.file(conn, key) for key in (weights, extra) if key is not None]
@@ -138,22 +142,16 @@ def unfinished(ledger: Ledger, conn: Connection) -> list[tuple[int, list[FileEnt
 
 
 def append(ledger: Ledger, conn: Connection, **columns: Any) -> int:
+    """Take the next number and write a row with it."""
     policy = ledger.policy_ref(conn)
-    number = conn.execute(
-        update(Policy)
-        .where(Policy.id == policy.id)
-        .values(last_number=Policy.last_number + 1)
-        .returning(Policy.last_number)
-    ).scalar_one()
-    conn.execute(
-        insert(VersionRow).values(
-            policy_id=policy.id, number=number, run_id=ledger.run_id(conn), created_at=now(), **columns
-        )
-    )
+    number = conn.execute(_NEXT_NUMBER, {"policy": policy.id}).scalar_one()
+    row = columns | {"policy_id": policy.id, "number": number, "run_id": ledger.run_id(conn), "created_at": now()}
+    conn.execute(_ADD_VERSION, row)
     return number
 
 
 def write_metrics(ledger: Ledger, conn: Connection, row: Row[Any], metrics: Mapping[str, float]) -> None:
+    """Write numbers about a version, replacing older ones of the same names."""
     if not metrics:
         return
     for name in metrics:

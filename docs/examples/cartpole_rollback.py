@@ -1,8 +1,8 @@
 """Learn CartPole on Ray, break the policy on purpose, roll it back, and prove from the record who ran what.
 
-Four rollout workers follow the newest version of a policy; an evaluator is pinned to the alias `best`. When the measured
-reward collapses, learner, optimizer and workers go back to `best`, and learning goes on. Nothing here is staged but the
-cause: the program ends with an error if the policy did not learn, did not collapse, or did not recover.
+Four rollout workers follow the newest version of a policy; an evaluator is pinned to the alias `best`. When the
+measured reward collapses, learner, optimizer and workers go back to `best`, and learning goes on. Nothing is staged but
+the cause: the program ends with an error if the policy did not learn, did not collapse, or did not recover.
 
     python docs/examples/cartpole_rollback.py [--registry runs/cartpole] [--seed 0]
 """
@@ -162,7 +162,8 @@ class Training:
 
     def __init__(self, registry: Registry, seed: int) -> None:
         self.registry, self.learner = registry, Learner()
-        self.batches: list[Batch] = []
+        self.batches: list[Batch] = []  # all of them, for the proof at the end
+        self.rollouts: list[Batch] = []  # the newest version's, to learn from
         self.steps, self.best = 0, -1.0
         names = [*(f"rollout-{index}" for index in range(ROLLOUT_WORKERS)), "evaluator"]
         actor = ray.remote(num_cpus=0.25)(Player)
@@ -188,13 +189,12 @@ class Training:
         """Bring every worker to its target, let all of them play, and record what was measured."""
         report = self.updater.update_weights(step=self.steps, message=note)
         report.raise_for_failures()
-        *rollouts, evaluation = ray.get(
+        *self.rollouts, evaluation = ray.get(
             [player.play.remote(greedy=player is self.players[-1]) for player in self.players]
         )
-        self.rollouts = rollouts
-        self.batches += [*rollouts, evaluation]
-        self.steps += sum(int(batch.alive.sum()) for batch in rollouts)
-        reward = fmean(value for batch in rollouts for value in batch.returns)
+        self.batches += [*self.rollouts, evaluation]
+        self.steps += sum(int(batch.alive.sum()) for batch in self.rollouts)
+        reward = fmean(value for batch in self.rollouts for value in batch.returns)
         self.registry.record_metrics(report.version, reward=reward)
         self.registry.record_metrics(evaluation.version, evaluation=fmean(evaluation.returns))
         if reward > self.best:
@@ -275,9 +275,9 @@ def run(registry: Registry, seed: int) -> str:
     )
 
     print("\nLearning goes on from there.")
-    recovered = [training.play("the weights of v%d" % head.restores), *(training.improve() for _ in range(6))]
+    recovered = [training.play(f"the weights of v{head.restores}"), *(training.improve() for _ in range(6))]
 
-    show(registry, "log")
+    show(registry, "log", "-n", str(len(collapsed) + 12))
     show(registry, "status")
     show(registry, "audit", "--version", str(broken.number))
 
@@ -309,7 +309,14 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    ray.init(
+        address="local",  # a cluster of its own, whatever RAY_ADDRESS says
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=200_000_000,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     with Registry.open(options.registry) as registry:
         trouble = run(registry, options.seed)
     ray.shutdown()
@@ -317,15 +324,15 @@ def main() -> int:
         print(f"error: {trouble}", file=sys.stderr)
         return 1
     beside = Path(sys.executable).with_name("weightledger")
-    weightledger = f"{beside if beside.exists() else 'weightledger'} --registry {options.registry}"
+    command = f"{beside if beside.exists() else 'weightledger'} --registry {options.registry}"
     print("\nThe registry is still there. Try:")
     for arguments in (
         "log",
         "diff best head",
         "audit --worker rollout-0",
-        "rollback --to best --reason 'a night saved'",
+        "rollback --to best --reason 'why not'",
     ):
-        print(f"  {weightledger} {arguments}")
+        print(f"  {command} {arguments}")
     return 0
 
 

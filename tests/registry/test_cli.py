@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from weightledger.registry import Registry, fleet
+from weightledger import migrations
+from weightledger.registry import Registry, fleet, schema
 from weightledger.registry.cli import app
 
 READING = ("status", "log", "show", "diff 1 2", "audit", "events", "best reward", "verify", "pin", "alias")
@@ -585,7 +586,7 @@ def test_a_file_that_prune_could_not_delete_is_one_warning(copy: Path) -> None:
     blocked.unlink()
     blocked.mkdir()
     (blocked / "in the way").touch()
-    ran = run("prune", "--keep-last", 1, "--registry", copy)
+    ran = spawn("prune", "--keep-last", 1, "--registry", copy)
     assert ran.code == 0
     assert ran.err.startswith("warning: pruned, but 1 file(s) could not be deleted yet")
     assert ran.err.count("\n") == 1
@@ -598,11 +599,38 @@ def test_an_upgrade_of_a_current_registry_changes_nothing(copy: Path) -> None:
     assert run("upgrade", "--json", "--registry", copy).data == {"registry": str(copy), "upgraded": False}
 
 
-def test_an_older_registry_is_upgraded_only_by_commands_that_write(copy: Path) -> None:
-    ran = set_revision(copy, None)
-    ran = run("status", "--registry", copy)
-    assert ran.code == 1
-    assert "weightledger upgrade" in ran.err
+def test_an_older_registry_is_upgraded_by_commands_that_write_and_refused_by_those_that_read(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library with one more migration meets a registry of this one."""
+    scripts = tmp_path / "scripts"
+    shutil.copytree(Path(migrations.__path__[0]), scripts)
+    (scripts / "versions" / "v0002_more.py").write_text(
+        "from alembic import op\nimport sqlalchemy as sa\nrevision, down_revision = '0002', '0001'\n"
+        "def upgrade():\n    op.add_column('runs', sa.Column('more', sa.Text()))\n"
+    )
+    monkeypatch.setattr(schema, "SCRIPTS", str(scripts))
+    monkeypatch.setattr(schema, "HEAD", "0002")
+    for command in (*READING, "prune --keep-last 1 --dry-run", "export 1 out"):
+        ran = run(*command.split(), "--registry", copy)
+        assert ran.code == 1
+        assert "weightledger upgrade" in ran.err
+    assert run("upgrade", "--registry", copy).out == f"{copy} is upgraded.\n"
+    assert run("upgrade", "--json", "--registry", copy).data["upgraded"] is False
+    assert run("log", "--registry", copy).code == 0
+
+
+def test_a_decision_upgrades_an_older_registry_on_its_way(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path(migrations.__path__[0]), tmp_path / "scripts")
+    (tmp_path / "scripts" / "versions" / "v0002_none.py").write_text(
+        "revision, down_revision = '0002', '0001'\ndef upgrade():\n    pass\n"
+    )
+    monkeypatch.setattr(schema, "SCRIPTS", str(tmp_path / "scripts"))
+    monkeypatch.setattr(schema, "HEAD", "0002")
+    assert run("rollback", "--to", 1, "--reason", "x", "--registry", copy).code == 0
+    assert run("show", "--json", "--registry", copy).data["restores"] == 1
 
 
 # ---------------------------------------------------------------------- where, and how it is refused

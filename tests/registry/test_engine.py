@@ -227,6 +227,7 @@ import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from sqlalchemy import insert
+from sqlalchemy.exc import StatementError
 from weightledger.registry.engine import open_engine, writing
 from weightledger.registry.errors import StorageError
 from weightledger.registry.models import Policy
@@ -269,7 +270,7 @@ with writing(engine) as conn:
     if not child:
         try:
             conn.exec_driver_sql("DELETE FROM policies")
-        except StorageError as error:
+        except StatementError as error:
             assert "fork" in str(error)
         else:
             os._exit(1)

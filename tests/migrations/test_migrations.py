@@ -1,0 +1,160 @@
+"""The migrations: they make what the models say, and open every database that was ever released."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import CommandLine
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import inspect
+
+from tests.registry.rows import Rows, identity, row_counts
+from weightledger.registry import audit, schema
+from weightledger.registry.engine import open_engine, reading, rebuilding, table_names
+from weightledger.registry.models import Base, PolicyRef
+
+DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parents[2]
+
+
+def all_revisions() -> list[str]:
+    scripts = ScriptDirectory.from_config(schema.alembic_config())
+    return [script.revision for script in scripts.walk_revisions()][::-1]
+
+
+def alembic(folder: Path, *arguments: str) -> None:
+    CommandLine(prog="alembic").main(
+        ["-c", str(ROOT / "pyproject.toml"), "-x", f"registry={folder}", *arguments]
+    )
+
+
+def test_the_migrations_make_what_the_models_say(tmp_path: Path) -> None:
+    rows = Rows(tmp_path)
+    with reading(rows.engine) as conn:
+        context = MigrationContext.configure(
+            conn, opts={"compare_type": True, "compare_server_default": True}
+        )
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_constraints_and_partial_indices_are_those_of_the_models_too(tmp_path: Path) -> None:
+    """Alembic's own comparison passes over checks, over the conditions of indices and over names of keys."""
+    migrated = Rows(tmp_path / "migrated").engine
+    made = open_engine(tmp_path / "made" / "registry.db")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "registry.db").touch()
+    with rebuilding(made) as conn:
+        Base.metadata.create_all(conn)
+    for table in Base.metadata.tables:
+        found = []
+        for engine in (migrated, made):
+            with reading(engine) as conn:
+                inspector = inspect(conn)
+                found.append(
+                    (
+                        [
+                            (column["name"], str(column["type"]), column["nullable"])
+                            for column in inspector.get_columns(table)
+                        ],
+                        inspector.get_pk_constraint(table),
+                        sorted(map(repr, inspector.get_foreign_keys(table))),
+                        sorted(map(repr, inspector.get_unique_constraints(table))),
+                        sorted(map(repr, inspector.get_check_constraints(table))),
+                        sorted(
+                            (index["name"], index["column_names"], str(index.get("dialect_options")))
+                            for index in inspector.get_indexes(table)
+                        ),
+                    )
+                )
+        assert found[0] == found[1]
+
+
+def test_the_way_down_and_up_again_ends_where_it_began(tmp_path: Path) -> None:
+    rows = Rows(tmp_path)
+    with reading(rows.engine) as conn:
+        tables = table_names(conn)
+    with rebuilding(rows.engine) as conn:
+        command.downgrade(schema.alembic_config(conn), "base")
+        assert table_names(conn) == {"alembic_version"}
+    # What was taken down to nothing counts as never completed.
+    schema.ensure(rows.engine, create=True, migrate=True)
+    with reading(rows.engine) as conn:
+        assert table_names(conn) == tables
+        assert compare_metadata(MigrationContext.configure(conn), Base.metadata) == []
+
+
+@pytest.mark.parametrize("revision", all_revisions())
+def test_every_revision_has_a_kept_database_that_opens(revision: str, tmp_path: Path) -> None:
+    """SQL-06, from each historic schema, filled: the rows of every table are there afterwards."""
+    path = tmp_path / "registry.db"
+    shutil.copy(DATA / f"{revision}.db", path)
+    before = row_counts(open_engine(path)) if revision == schema.HEAD else None
+    made = schema.ensure(path, create=False, migrate=True)
+    engine = open_engine(path)
+    assert identity(engine) == made
+    after = row_counts(engine)
+    assert all(after.values()), after
+    assert before is None or after == before
+
+
+def test_what_was_recorded_in_a_kept_database_is_still_answered(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    shutil.copy(DATA / "0001.db", path)
+    schema.ensure(path, create=False, migrate=True)
+    policy = PolicyRef(1, "default")
+    with reading(open_engine(path)) as conn:
+        (worker,) = audit.workers(conn, policy, alive=lambda run: True)
+        assert (worker.name, worker.held, worker.target, worker.staleness) == ("w0", 3, 3, 0)
+        held = audit.history(conn, policy, version=1, alive=lambda run: True)
+        assert [(each.version, each.same_content_as) for each in held] == [(1, None), (3, 1)]
+        assert [(pin.worker, pin.version) for pin in audit.pins(conn, policy)] == [("eval-*", 1), ("w1", 2)]
+        assert [event.kind for event in audit.events(conn, policy)] == ["publish", "rollback"]
+
+
+def test_migration_files_are_called_by_their_revision() -> None:
+    scripts = ScriptDirectory.from_config(schema.alembic_config())
+    for script in scripts.walk_revisions():
+        assert Path(script.path).name.startswith(f"v{script.revision}_")
+        assert script.doc
+
+
+def test_developers_reach_a_registry_with_alembic_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = Rows(tmp_path / "a?b#c%20d")
+    rows.engine.dispose()
+    alembic(rows.path.parent, "check")
+    alembic(rows.path.parent, "current")
+    assert f"{schema.HEAD} (head)" in capsys.readouterr().out
+    alembic(rows.path.parent, "downgrade", "base")
+    alembic(rows.path.parent, "upgrade", "head")
+    schema.ensure(rows.path, create=True, migrate=True)
+
+
+def test_alembic_without_a_registry_says_how_to_name_one() -> None:
+    with pytest.raises(CommandError, match="-x registry=FOLDER"):
+        command.current(schema.alembic_config())
+    with pytest.raises(CommandError, match="--sql is not supported"):
+        command.upgrade(schema.alembic_config(), "head", sql=True)
+
+
+def test_a_new_migration_starts_from_the_template_with_its_rules(tmp_path: Path) -> None:
+    scripts = tmp_path / "scripts"
+    shutil.copytree(ROOT / "migrations", scripts)
+    rows = Rows(tmp_path / "registry")
+    with rebuilding(rows.engine) as conn:
+        config = schema.alembic_config(conn)
+        config.set_main_option("script_location", str(scripts))
+        command.revision(config, "colours", rev_id="0002", autogenerate=True)
+    (path,) = (scripts / "versions").glob("0002*.py")
+    source = path.read_text()
+    compile(source, path, "exec")
+    assert source.startswith('"""colours\n\nRevision 0002, after 0001.')
+    assert "Lose no row." in source
+    assert "pass\n" in source
