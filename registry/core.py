@@ -55,6 +55,7 @@ class Registry:
         self.snapshots = snapshots
         self.runs = RunKeeper(location)
         self.ledger = Ledger(engine, self.runs, policy)
+        self._publisher: Publisher | None = None
 
     @classmethod
     def open(
@@ -87,7 +88,7 @@ class Registry:
 
     def close(self) -> None:
         """Release the database and the buffers. Closing twice is harmless."""
-        self.__dict__.pop("publisher", None)
+        self._publisher = None
         self.engine.dispose()
 
     def __enter__(self) -> Self:
@@ -110,12 +111,14 @@ class Registry:
         with self.ledger.reading() as conn:
             return conn.execute(select(About.uuid)).scalar_one()
 
-    @cached_property
+    @property
     def publisher(self) -> Publisher:
         """What turns weights into versions; for updaters that publish and distribute at the same time."""
         from weightledger.registry.publishing import Publisher
 
-        return Publisher(self.ledger, self.snapshots, self.location)
+        if self._publisher is None or self._publisher.pid != os.getpid():
+            self._publisher = Publisher(self.ledger, self.snapshots, self.location)
+        return self._publisher
 
     # ------------------------------------------------------------------ publishing and reading
 

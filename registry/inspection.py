@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sqlalchemy import Connection, or_, select
 
-from weightledger.registry.errors import CorruptionError
+from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.ledger import FileEntry, Ledger, Ref
 from weightledger.registry.models import Snapshot, VersionRow
 from weightledger.registry.records import Fault, FaultKind
@@ -33,7 +33,11 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: np.ndar
     from weightledger.registry.payload import parse
 
     named = f"{what} ({file.uri})"
-    payload = parse(store.read(file.uri, into), named)
+    try:
+        data = store.read(file.uri, into)
+    except CorruptionError as error:
+        raise CorruptionError(f"{what} cannot be read: {error}") from error
+    payload = parse(data, named)
     payload.check(file.digest, named)
     return payload
 
@@ -41,10 +45,15 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: np.ndar
 def read_hashes(store: SnapshotStore, file: FileEntry, what: str) -> dict[str, str]:
     """Read the per-tensor hashes out of a file's header."""
     try:
-        header = json.loads(store.read_header(file.uri))
+        try:
+            header = json.loads(store.read_header(file.uri))
+        except CorruptionError as error:
+            raise CorruptionError(f"the header of {what} cannot be read: {error}") from error
         hashes = json.loads(header["__metadata__"]["weightledger.hashes"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptionError(f"the header of {what} ({file.uri}) is damaged: {error}; restore it from a backup") from error
+        raise CorruptionError(
+            f"the header of {what} ({file.uri}) is damaged: {error}; restore it from a backup"
+        ) from error
     return dict(sorted(hashes.items()))
 
 
@@ -90,7 +99,8 @@ def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:
         try:
             read_payload(store, file, "the file")
             return None
-        except CorruptionError as error:
+        except (CorruptionError, StorageError) as error:
+            # One unreadable file must not hide what is wrong with the others.
             kind, detail = "corrupt", str(error)
     return Fault(kind, file.uri, entry.versions, detail)
 

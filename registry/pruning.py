@@ -8,6 +8,7 @@ file or the publish writes its own. A file that cannot be unlinked stays marked 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sqlalchemy import Connection, select, update
 
@@ -56,6 +57,7 @@ def prune(
             needed = elsewhere | {key for number in kept for key in files[number]}
             _mark_gone(conn, {key for version in going for key in files[version.number]} - needed)
             ledger.event(conn, "prune", details={"versions": [version.number for version in going]})
+            report = PruneReport([replace(each, state="pruned", stored=False) for each in going], kept)
     return report, _delete_marked(ledger, store)
 
 

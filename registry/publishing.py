@@ -9,6 +9,7 @@ A publish of content that is already stored shares that file instead of writing 
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from weightledger.registry import codec, steering, values, versioning
-from weightledger.registry.errors import InvalidWeightsError, WeightLedgerError
-from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile
+from weightledger.registry.errors import InvalidWeightsError, NotFoundError, WeightLedgerError
+from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile, check_text
 from weightledger.registry.payload import Packer, Payload
 from weightledger.registry.records import Version
 from weightledger.registry.recovery import file_tag, recover_locked
@@ -68,6 +69,8 @@ class Publisher:
         self._packer = Packer()
         self._buffer = threading.Lock()
         self._held_digest: str | None = None
+        self.pid = os.getpid()
+        """The process that may use it: a fork copies its buffer and lock as they are at that moment, maybe in use."""
 
     # ------------------------------------------------------------------ copying
 
@@ -93,8 +96,7 @@ class Publisher:
         numbers = steering.check_metrics(metrics)
         kept = check_metadata(metadata)
         step = check_step(step)
-        if not isinstance(message, str):
-            raise InvalidWeightsError(f"message must be text, found {type(message).__name__} {message!r}")
+        check_text("message", message)
         content = codec.flatten(weights) if content is None else content
         more = None if extra is None else codec.flatten_extra(extra)
         self._buffer.acquire()
@@ -192,7 +194,12 @@ class Publication:
         """The version's number, from `open` on."""
         self.parent: int | None = None
         self._weights = _FileJob(draft.weights, publisher)
-        self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
+        try:
+            self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
+        except BaseException:
+            # Its body is being written from a buffer that the caller is about to give back.
+            self._weights.abort()
+            raise
         self.nonfinite: tuple[str, ...] = ()
 
     @property
@@ -242,6 +249,7 @@ class Publication:
 
     def fail(self, error: BaseException) -> None:
         """Take back what can be taken back; a number that was taken stays, marked lost."""
+        unnamed_only = False
         if self.number:
             try:
                 with self._ledger.writing() as conn:
@@ -249,10 +257,17 @@ class Publication:
                         # Interrupted after the commit: the version is whole, its files stay.
                         return
                     versioning.lose_version(self._ledger, conn, self.number, f"{type(error).__name__}: {error}")
+            except NotFoundError:
+                pass  # the number went back with the transaction that took it
             except (WeightLedgerError, SQLAlchemyError) as second:
+                # The row may even say `stored`, so a file that has its name stays until an open can tell.
+                unnamed_only = True
                 error.add_note(f"v{self.number} could not be marked lost ({second}); the next open does it")
         for job in self._jobs():
-            job.abort()
+            try:
+                job.abort(unnamed_only=unnamed_only)
+            except (WeightLedgerError, OSError) as second:
+                error.add_note(f"a file of it could not be removed: {second}")
 
     def entry(self) -> Entry:
         """Return what the version's row says."""
@@ -291,8 +306,13 @@ class _FileJob:
         self._uri: str | None = None
         if part.payload.buffer.nbytes >= INLINE_BYTES:
             self._writer = self._store.create(self._file_id)
-            self._thread = threading.Thread(target=self._write_body, name="weightledger-write", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._write_body, name="weightledger-write", daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                self._writer.abort()
+                raise
+            self._thread = thread
 
     @property
     def _name(self) -> str:
@@ -303,7 +323,7 @@ class _FileJob:
         start = self.part.payload.layout.data_start
         try:
             self._writer.write_at(start, self.part.payload.buffer[start:])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - `join` raises it in the thread that publishes
             self._error = error
 
     def join(self) -> None:
@@ -338,15 +358,15 @@ class _FileJob:
         self._uri = self._writer.commit(self._name)
         self._writer = None
 
-    def abort(self) -> None:
-        """Leave no file behind; one that was committed already goes too, since no stored row will name it."""
+    def abort(self, *, unnamed_only: bool = False) -> None:
+        """Leave no file behind; one that has its name already goes too, unless a stored row may name it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
-        if self._uri is not None:
+        if self._uri is not None and not unnamed_only:
             self._store.delete(self._uri)
             self._uri = None
 
@@ -369,7 +389,7 @@ def check_step(step: Any) -> int | None:
     """Return a step as a plain int.
 
     Raises:
-        InvalidWeightsError: it is no whole number.
+        InvalidWeightsError: it is no whole number, or none that 64 bits hold.
     """
     if step is None:
         return None
@@ -378,4 +398,6 @@ def check_step(step: Any) -> int | None:
         number = step.__index__()
     except (AttributeError, TypeError) as error:
         raise InvalidWeightsError(f"step must be a whole number, found {type(step).__name__} {step!r}") from error
+    if not -(2**63) <= number < 2**63:
+        raise InvalidWeightsError(f"step must fit into 64 bits, found {number}")
     return int(number)

@@ -31,11 +31,11 @@ class Marks:
 
     def of(self, number: int) -> Cell:
         """Return the marks of one version, as a list."""
-        marks: list[Span] = [("head", "good")] if number == self.head else []
-        marks += [(name, "alias") for name, found in self.aliases.items() if found == number]
         pinned = [pin.worker for pin in self.pins if pin.version == number]
-        marks += [(f"pin {some(pinned, 2)}", "pin")] if pinned else []
-        return joined([(mark,) for mark in marks], (", ", "dim"))
+        marks = [words(("head", "good"))] if number == self.head else []
+        marks += [words((name, "alias")) for name, found in self.aliases.items() if found == number]
+        marks += [words((f"pin {some(pinned, 2)}", "pin"))] if pinned else []
+        return joined(marks, (", ", "dim"))
 
 
 def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, older: bool) -> list[Block]:
@@ -79,7 +79,7 @@ def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, 
     if legend:
         blocks.append(Line(words((", ".join(legend), "dim"))))
     if older:
-        blocks.append(Line(words((f"Older versions: -n N or --all.", "dim"))))
+        blocks.append(Line(words(("Older versions: -n N or --all.", "dim"))))
     return blocks
 
 
@@ -152,26 +152,15 @@ def diff(
     )
     equal = before.digest == after.digest
     verdict: Span = ("equal content", "good") if equal else (summary, "")
-    groups: list[tuple[str, Style, str]] = [
-        ("changed", "warn", "changed"),
-        ("only_a", "bad", f"only in {a}"),
-        ("only_b", "good", f"only in {b}"),
-    ]
-    rows: list[tuple[str, Style, str]] = [
-        (what, style, name) for key, style, what in groups for name in tensors[key]
-    ]
-    if show_all:
-        rows += [("same", "dim", name) for name in tensors["same"]]
+    marks = [words(("  changed", "warn"))] * len(tensors["changed"])
+    marks += [words((f"  only in {a}", "bad"))] * len(tensors["only_a"])
+    marks += [words((f"  only in {b}", "good"))] * len(tensors["only_b"])
+    marks += [words(("  same", "dim"))] * len(tensors["same"]) if show_all else []
+    groups = ("changed", "only_a", "only_b", "same") if show_all else ("changed", "only_a", "only_b")
+    names = [words(name) for group in groups for name in tensors[group]]
     blocks: list[Block] = [Line(words((f"{a} → {b}", "title"), ": ", verdict))]
-    if rows:
-        blocks.append(
-            Table(
-                [
-                    Column("", [words((f"  {what}", style)) for what, style, _ in rows]),
-                    Column("", [words(name) for _, _, name in rows], stretch="wrap"),
-                ]
-            )
-        )
+    if names:
+        blocks.append(Table([Column("", marks), Column("", names, stretch="wrap")]))
     return blocks
 
 

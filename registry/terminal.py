@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -96,7 +97,7 @@ def show(blocks: Iterable[Block]) -> None:
 
     out = sys.stdout
     speaks_unicode = _can_encode(_SYMBOLS, out.encoding)
-    if hasattr(out, "reconfigure"):
+    if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")
     console = Console(
         file=out,

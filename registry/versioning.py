@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, updat
 
 from weightledger.registry import values
 from weightledger.registry.errors import ConflictError
-from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile, check_name, file_entry, now
+from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile, check_number, file_entry, now
 from weightledger.registry.models import Metric, Policy, Snapshot, VersionRow
 
 
@@ -66,6 +66,7 @@ def check_parent(ledger: Ledger, conn: Connection, parent: int | None) -> int | 
     Raises:
         ConflictError: `parent` is given and is not the head.
     """
+    check_number("parent", parent)
     head = ledger.head_number(conn)
     if parent is not None and parent != (head or 0):
         found = "the policy is empty" if head is None else f"the head is v{head}"
@@ -154,8 +155,6 @@ def write_metrics(ledger: Ledger, conn: Connection, row: Row[Any], metrics: Mapp
     """Write numbers about a version, replacing older ones of the same names."""
     if not metrics:
         return
-    for name in metrics:
-        check_name("metric", name)
     conn.execute(delete(Metric).where(Metric.version_id == row.id, Metric.name.in_(list(metrics))))
     conn.execute(
         insert(Metric),

@@ -11,10 +11,12 @@ The state lies on the worker object, under one attribute; objects that take no a
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -36,27 +38,50 @@ class _State:
         self._changed = threading.Condition()
         self._acting = 0
         self._pushing = False
+        self._waiting = 0
+        # Depth of `acting` blocks around the code that asks: each thread and each task has its own.
+        self._depth = ContextVar("weightledger_acting", default=0)
 
-    @contextmanager
-    def acting(self) -> Iterator[None]:
-        """Keep pushes out. Many may act at once, also within one thread."""
+    def begin_acting(self) -> None:
+        """Keep pushes out until `end_acting`. Many may act at once, also within one thread."""
         with self._changed:
-            # A waiting push does not bar new actors: a rollout that nests `acting` would wait for itself.
-            self._changed.wait_for(lambda: not self._pushing)
-            self._acting += 1
-        try:
-            yield
-        finally:
+            self._changed.wait_for(self._may_act)
+            self._enter()
+
+    async def begin_acting_async(self) -> None:
+        """As `begin_acting`, leaving the event loop to others while it waits."""
+        while True:
             with self._changed:
-                self._acting -= 1
-                self._changed.notify_all()
+                if not self._pushing and (not self._waiting or self._depth.get()):
+                    self._enter()
+                    return
+            await asyncio.sleep(0.001)
+
+    def end_acting(self) -> None:
+        """Let pushes in again, once nobody acts."""
+        with self._changed:
+            self._acting -= 1
+            self._depth.set(max(0, self._depth.get() - 1))
+            self._changed.notify_all()
+
+    def _enter(self) -> None:
+        self._acting += 1
+        self._depth.set(self._depth.get() + 1)
+
+    def _may_act(self) -> bool:
+        # A waiting push goes first, or overlapping rollouts would keep it out for ever; but a rollout that nests blocks
+        # would wait for itself, and so would an event loop whose other tasks are acting.
+        return not self._pushing and (not self._waiting or self._depth.get() > 0 or _in_event_loop())
 
     @contextmanager
     def pushing(self, patience: float) -> Iterator[bool]:
         """Be alone with the worker; gives False when it was still acting after `patience` seconds."""
         with self._changed:
+            self._waiting += 1
             free = self._changed.wait_for(lambda: not self._acting and not self._pushing, timeout=patience)
+            self._waiting -= 1
             self._pushing = self._pushing or free
+            self._changed.notify_all()
         try:
             yield free
         finally:
@@ -127,19 +152,50 @@ def held_version(worker: Any, policy: str | None = None) -> int | None:
     return found[0].version if found and found[0] is not None else None
 
 
-@contextmanager
-def acting(worker: Any, policy: str | None = None) -> Iterator[int | None]:
+class acting:
     """Keep pushes out for the length of a rollout, in actors whose calls overlap (threaded or async ones).
+
+    `with acting(self) as version:` in threads, `async with acting(self) as version:` in coroutines: there a push that
+    waits goes before rollouts that begin later. Entering gives the version that is held all through the block.
 
     Args:
         worker: the actor object (`self`).
         policy: as in `held_version`.
-
-    Yields:
-        The version that is held all through the block.
     """
-    with _state_of(worker).acting():
-        yield held_version(worker, policy)
+
+    def __init__(self, worker: Any, policy: str | None = None) -> None:
+        self._worker = worker
+        self._policy = policy
+        self._state = _state_of(worker)
+
+    def __enter__(self) -> int | None:
+        self._state.begin_acting()
+        return self._held()
+
+    def __exit__(self, *error: object) -> None:
+        self._state.end_acting()
+
+    async def __aenter__(self) -> int | None:
+        await self._state.begin_acting_async()
+        return self._held()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._state.end_acting()
+
+    def _held(self) -> int | None:
+        try:
+            return held_version(self._worker, self._policy)
+        except BaseException:
+            self._state.end_acting()
+            raise
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:

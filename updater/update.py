@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _GRACE = 0.25
 # How often a worker that is being restarted is looked at.
 _REVIVAL_POLL = 0.1
+# The part of the time left that a worker may wait for its own `acting` blocks.
+_WORKER_SHARE = 0.9
 
 
 @dataclass
@@ -358,7 +360,8 @@ class Update:
         for work in works:
             seat, server = work.seat, work.server
             assert server is not None
-            push = self._up._push_for(server, order, max(0.0, self._deadline - time.monotonic()))
+            # A worker that gives up says so while it is still listened to.
+            push = self._up._push_for(server, order, max(0.0, _WORKER_SHARE * (self._deadline - time.monotonic())))
             flight = Flight(push, None, work.target.pinned)
             seat.flight = flight
             seat.open_pending = fleet.Stretch(push.version, push.digest, push.sent_digest, order, None)

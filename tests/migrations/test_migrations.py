@@ -12,7 +12,7 @@ from alembic.config import CommandLine
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import inspect
+from sqlalchemy import Engine
 
 from tests.registry.rows import Rows, identity, row_counts
 from weightledger.registry import audit, schema
@@ -43,36 +43,23 @@ def test_the_migrations_make_what_the_models_say(tmp_path: Path) -> None:
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_constraints_and_partial_indices_are_those_of_the_models_too(tmp_path: Path) -> None:
-    """Alembic's own comparison passes over checks, over the conditions of indices and over names of keys."""
-    migrated = Rows(tmp_path / "migrated").engine
-    made = open_engine(tmp_path / "made" / "registry.db")
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "registry.db").touch()
+def statements(engine: Engine) -> dict[str, set[str]]:
+    """What makes each table and index, line by line: SQLite keeps the text."""
+    with reading(engine) as conn:
+        rows = conn.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").all()
+    return {name: {line.strip().rstrip(",") for line in sql.splitlines()} for name, sql in rows}
+
+
+def test_checks_and_conditions_of_indices_are_those_of_the_models_too(tmp_path: Path) -> None:
+    """Alembic's own comparison passes over checks, names of keys, and over what a partial index leaves out."""
+    migrated = statements(Rows(tmp_path / "migrated").engine)
+    path = tmp_path / "made.db"
+    path.touch()
+    made = open_engine(path)
     with rebuilding(made) as conn:
         Base.metadata.create_all(conn)
-    for table in Base.metadata.tables:
-        found = []
-        for engine in (migrated, made):
-            with reading(engine) as conn:
-                inspector = inspect(conn)
-                found.append(
-                    (
-                        [
-                            (column["name"], str(column["type"]), column["nullable"])
-                            for column in inspector.get_columns(table)
-                        ],
-                        inspector.get_pk_constraint(table),
-                        sorted(map(repr, inspector.get_foreign_keys(table))),
-                        sorted(map(repr, inspector.get_unique_constraints(table))),
-                        sorted(map(repr, inspector.get_check_constraints(table))),
-                        sorted(
-                            (index["name"], index["column_names"], str(index.get("dialect_options")))
-                            for index in inspector.get_indexes(table)
-                        ),
-                    )
-                )
-        assert found[0] == found[1]
+    del migrated["alembic_version"]
+    assert migrated == statements(made)
 
 
 def test_the_way_down_and_up_again_ends_where_it_began(tmp_path: Path) -> None:
@@ -124,15 +111,12 @@ def test_migration_files_are_called_by_their_revision() -> None:
         assert script.doc
 
 
-def test_developers_reach_a_registry_with_alembic_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_developers_reach_a_registry_with_alembic_itself(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "a?b#c%20d")
     rows.engine.dispose()
     alembic(rows.path.parent, "check")
-    alembic(rows.path.parent, "current")
-    assert f"{schema.HEAD} (head)" in capsys.readouterr().out
     alembic(rows.path.parent, "downgrade", "base")
+    assert schema.revision(rows.engine) is None
     alembic(rows.path.parent, "upgrade", "head")
     schema.ensure(rows.path, create=True, migrate=True)
 

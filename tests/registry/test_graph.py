@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weightledger.registry.graph import draw, lineage
 
 
-def drawn(parents: dict[int, int | None], pruned: set[int] = frozenset(), **options: int) -> list[str]:
+def drawn(parents: dict[int, int | None], pruned: Set[int] = frozenset(), **options: int) -> list[str]:
     newest_first = sorted(parents.items(), reverse=True)
     rows = draw([(number, parent, number not in pruned) for number, parent in newest_first], **options)
     return [

@@ -182,7 +182,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path)
             foreign.executescript(script)
         foreign.close()
         before = path.read_bytes()
-        with pytest.raises(SchemaError, match="another program.*songs"):
+        with pytest.raises(SchemaError, match=r"another program.*songs"):
             schema.ensure(path, create=True, migrate=True)
         assert path.read_bytes() == before
         assert [each.name for each in path.parent.iterdir()] == ["registry.db"]

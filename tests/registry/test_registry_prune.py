@@ -1,0 +1,265 @@
+"""Pruning takes files, never rows, and nothing that anyone needs."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.registry import helpers
+from tests.registry.helpers import (
+    StubbornSnapshots,
+    exit_code_of,
+    extra_file_of,
+    file_of,
+    files,
+    hold,
+    numbers,
+    publish_many,
+    value_of,
+    weights,
+)
+from weightledger.registry import NotFoundError, Registry
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    with Registry.open(tmp_path / "r") as opened:
+        yield opened
+
+
+def stored(registry: Registry) -> list[int]:
+    return [version.number for version in registry.versions() if version.stored]
+
+
+def test_rows_stay_and_files_go(registry: Registry) -> None:
+    publish_many(registry, 5)
+    report = registry.prune(keep_last=2)
+    assert numbers(report) == [1, 2, 3] and {version.state for version in report} == {"pruned"}
+    assert numbers(registry.versions()) == [1, 2, 3, 4, 5] and stored(registry) == [4, 5]
+    assert files(registry) == sorted([file_of(registry, 4).name, file_of(registry, 5).name])
+    assert registry.get(1) == report[0]
+    assert [event.details["versions"] for event in registry.events(kind="prune")] == [[1, 2, 3]]
+    assert registry.verify() == []
+
+
+def test_pruning_again_finds_nothing_more(registry: Registry) -> None:
+    publish_many(registry, 5)
+    registry.prune(keep_last=2)
+    assert registry.prune(keep_last=2) == [] and len(registry.events(kind="prune")) == 1
+
+
+def test_a_dry_run_tells_what_would_go_and_changes_nothing(registry: Registry) -> None:
+    publish_many(registry, 5)
+    registry.set_alias("good", 2)
+    before, listing = registry.events(), files(registry)
+    would = registry.prune(keep_last=2, dry_run=True)
+    assert numbers(would) == [1, 3] and all(version.stored for version in would)
+    assert would.kept == {2: ("alias good",), 4: ("last 2",), 5: ("head", "last 2")}
+    assert registry.events() == before and files(registry) == listing
+    assert numbers(registry.prune(keep_last=2)) == numbers(would)
+
+
+def test_order_is_the_number_not_the_step(registry: Registry) -> None:
+    """CK-02."""
+    for value, step in enumerate((9000, 9900, 10000)):
+        registry.publish(weights(value), step=step)
+    registry.prune(keep_last=2)
+    assert [version.step for version in registry.versions() if version.stored] == [9900, 10000]
+    assert registry.head().step == 10000
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"keep_last": 0},
+        {"keep_last": -1},
+        {"keep_last": True},
+        {"keep_last": 1.5},
+        {"keep_every": 0},
+        {"keep_best": ("reward", 0)},
+        {"keep_best": "reward"},
+        {"keep_best": ("reward", 1, "most")},
+        {"keep_last": 1, "keep_every": 0},
+    ],
+    ids=str,
+)
+def test_a_rule_that_keeps_nothing_is_refused(registry: Registry, rules: dict[str, Any]) -> None:
+    """CK-03."""
+    publish_many(registry, 3)
+    with pytest.raises(ValueError, match="prune.*accepted"):
+        registry.prune(**rules)
+    assert stored(registry) == [1, 2, 3]
+
+
+def test_the_newest_and_the_best_survive(registry: Registry) -> None:
+    """CK-03."""
+    for value, reward in enumerate((9.0, 1.0, 2.0, math.nan)):
+        registry.publish(weights(value), metrics={"reward": reward})
+    registry.prune(keep_last=1, keep_best=("reward", 1))
+    assert stored(registry) == [1, 4]
+
+
+def test_a_nan_is_the_worst_score(registry: Registry) -> None:
+    """CK-15."""
+    for value, reward in enumerate((math.nan, 1.0, 3.0, math.nan, 2.0, math.nan)):
+        registry.publish(weights(value), metrics={"reward": reward})
+    registry.prune(keep_best=("reward", 2))
+    assert stored(registry) == [3, 5, 6], "v6 is the head"
+
+
+def test_every_nth_and_the_lowest_can_be_kept(registry: Registry) -> None:
+    for value in range(1, 11):
+        registry.publish(weights(value), metrics={"loss": abs(value - 3)})
+    registry.prune(keep_every=5, keep_best=("loss", 2, "min"))
+    assert stored(registry) == [3, 4, 5, 10], "of v2 and v4, equally good, the newer stays"
+
+
+def test_what_is_best_held_pinned_aliased_or_pending_stays(registry: Registry) -> None:
+    """CK-04, with a push that was never answered, and a worker whose run is gone."""
+    publish_many(registry, 11)
+    registry.record_metrics(1, reward=9.0)
+    hold(registry, "w", 2)
+    registry.pin("eval-*", 3)
+    registry.set_alias("paper", 4)
+    hold(registry, "slow", 5, confirm=False)
+    assert exit_code_of(_hold_and_die, registry.location) == 0
+    report = registry.prune(keep_last=2, keep_best=("reward", 1))
+    assert stored(registry) == [1, 2, 3, 4, 5, 6, 10, 11]
+    why = {number: " ".join(reasons) for number, reasons in report.kept.items()}
+    for number, word in {1: "reward", 2: "w", 3: "eval-*", 4: "paper", 5: "slow", 6: "orphan", 10: "2"}.items():
+        assert word in why[number]
+
+
+def _hold_and_die(folder: Path) -> None:
+    hold(Registry.open(folder), "orphan", 6)
+
+
+def test_a_file_that_a_kept_version_shares_stays(registry: Registry) -> None:
+    registry.publish(weights(1))
+    registry.publish(weights(2))
+    registry.rollback(1)  # v3 is the head, on the file of v1
+    report = registry.prune(keep_last=1)
+    assert stored(registry) == [1, 3] and "v3" in report.kept[1][0]
+    assert value_of(registry.load(1)) == value_of(registry.load(3)) == 1
+
+
+def test_a_file_that_another_policy_shares_stays(registry: Registry) -> None:
+    publish_many(registry, 2)
+    with registry.for_policy("opponent") as opponent:
+        opponent.publish(weights(1))
+        report = registry.prune(keep_last=1)
+        assert report == [] and "another policy" in report.kept[1][0]
+        assert value_of(opponent.load()) == 1
+
+
+def test_extra_state_goes_with_its_last_version(registry: Registry) -> None:
+    for value in (1, 2, 3):
+        registry.publish(weights(value), extra={"m": torch.full((3,), float(max(value, 2)))})
+    first, shared = extra_file_of(registry, 1), extra_file_of(registry, 3)
+    assert first == extra_file_of(registry, 2) and first != shared
+    registry.prune(keep_last=1)
+    assert not first.exists() and shared.exists()
+    assert registry.load_extra()["m"].tolist() == [3, 3, 3]
+    with pytest.raises(NotFoundError, match="v1.*pruned.*v3"):
+        registry.load_extra(1)
+
+
+def test_equal_content_after_a_prune_is_written_anew(registry: Registry) -> None:
+    registry.publish(weights(1))
+    gone = file_of(registry, 1)
+    registry.publish(weights(2))
+    registry.prune(keep_last=1)
+    registry.publish(weights(1))
+    assert value_of(registry.load()) == 1 and file_of(registry, 3) != gone
+    assert not registry.get(1).stored, "a version that was pruned stays so"
+
+
+def test_clocks_and_file_times_decide_nothing(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CK-09: the clock is set back by an hour, and v1's file is touched."""
+    from datetime import timedelta
+
+    from weightledger.registry import ledger, versioning
+
+    registry.publish(weights(1))
+    earlier = ledger.now() - timedelta(hours=1)
+    monkeypatch.setattr(ledger, "now", lambda: earlier)
+    monkeypatch.setattr(versioning, "now", lambda: earlier)
+    registry.publish(weights(2))
+    os.utime(file_of(registry, 1))
+    assert registry.get(2).created_at < registry.get(1).created_at
+    assert registry.head().number == 2 and numbers(registry.versions(limit=1)) == [2]
+    assert [event.version for event in registry.events()] == [1, 2]
+    registry.prune(keep_last=1)
+    assert stored(registry) == [2]
+
+
+# ---------------------------------------------------------------------- deletions that fail
+
+
+def test_a_file_that_cannot_be_deleted_is_told_and_tried_again(registry: Registry) -> None:
+    """CK-08: a folder stands in the file's place, so that even root cannot unlink it."""
+    publish_many(registry, 3)
+    path = file_of(registry, 1)
+    path.unlink()
+    path.mkdir()
+    with pytest.warns(UserWarning, match=rf"1 file.*tried again.*{path.name}"):
+        report = registry.prune(keep_last=1)
+    assert numbers(report) == [1, 2] and stored(registry) == [3]
+    with pytest.raises(NotFoundError, match="v1.*pruned"):
+        registry.load(1)
+    assert registry.publish(weights(9)).number == 4, "training goes on"
+    path.rmdir()
+    path.touch()
+    assert numbers(registry.prune(keep_last=2)) == []
+    assert not path.exists() and registry.verify() == []
+
+
+def test_a_store_that_never_deletes_does_not_stop_training(registry: Registry) -> None:
+    """CK-08's neighbour."""
+    publish_many(registry, 3)
+    willing, registry.snapshots = registry.snapshots, StubbornSnapshots(registry.location / "snapshots")
+    with pytest.warns(UserWarning, match="2 file.*busy"):
+        registry.prune(keep_last=1)
+    registry.publish(weights(9))
+    assert stored(registry) == [3, 4] and len(files(registry)) == 4
+    registry.snapshots = willing
+    registry.prune(keep_last=2)
+    assert len(files(registry)) == 2
+
+
+def test_a_prune_that_dies_before_deleting_is_finished_by_the_next(registry: Registry) -> None:
+    publish_many(registry, 3)
+    assert exit_code_of(_prune_and_die, registry.location) == -9
+    assert stored(registry) == [3] and len(files(registry)) == 3
+    assert registry.verify() == []
+    registry.prune(keep_last=1)
+    assert len(files(registry)) == 1
+
+
+def _prune_and_die(folder: Path) -> None:
+    fuse = helpers.Fuse(1)
+    registry = Registry.open(folder)
+    Path.unlink = fuse.around(Path.unlink)  # type: ignore[method-assign]
+    registry.prune(keep_last=1)
+
+
+def test_a_failed_publish_under_keep_one_leaves_the_old_version(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CK-12."""
+    from weightledger.registry import StorageError, snapshots
+
+    registry.publish(weights(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "_write", helpers._no_space)
+        with pytest.raises(StorageError):
+            registry.publish(weights(2))
+        registry.prune(keep_last=1)
+    assert registry.head().number == 1 and value_of(registry.load()) == 1
