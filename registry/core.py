@@ -379,7 +379,9 @@ class Registry:
             return steering.record_metrics(self.ledger, conn, ref, checked)
 
     def best(self, metric: str, mode: str = "max") -> Version:
-        """Return the stored version with the best finite value; of equal ones the newest. NaN and infinities never win.
+        """Return the stored version with the best finite value; of equal ones the newest.
+
+        NaN and infinities never win.
 
         Args:
             mode: `"max"` or `"min"`.
@@ -439,7 +441,14 @@ class Registry:
             if policy is None:
                 return []
             return audit.history(
-                conn, policy, worker=worker, version=number, since=since, until=until, limit=limit, alive=self.runs.alive
+                conn,
+                policy,
+                worker=worker,
+                version=number,
+                since=since,
+                until=until,
+                limit=limit,
+                alive=self.runs.alive,
             )
 
     def staleness(self, version: Ref) -> int | None:

@@ -159,6 +159,8 @@ def _show_error(error: BaseException) -> None:
         if text not in said:
             typer.echo(f"{'  caused by' if said else 'error'}: {text}", err=True)
             said += text
+        for note in getattr(cause, "__notes__", ()):
+            typer.echo(f"  note: {terminal.printable(note)}", err=True)
         cause = cause.__cause__
 
 

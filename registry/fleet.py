@@ -43,7 +43,8 @@ class Claim:
     id: int
     name: str
     held: Stretch | None
-    pending: Stretch | None
+    pending: tuple[Stretch, ...]
+    """Pushes without an answer, oldest first; several when drivers died one after another."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Push:
 class Settlement:
     """What became of a worker.
 
-    `confirmed`: its receipt for `order` came. `seen`: it was asked and holds what is on record. `kept`: the push of `order` was not applied, it holds what it held.
-    `unknown`: the push of `order` may have been applied in part. `drifted`: somebody changed its weights in place. `silent`: no answer in time, the push stays open.
+    `confirmed`: its receipt for `order` came. `seen`: it was asked and holds what is on record. `kept`: the push of
+    `order` was not applied, it holds what it held. `unknown`: the push of `order` may have been applied in part.
+    `drifted`: somebody changed its weights in place. `silent`: no answer in time, the push stays open.
     `lost`: its process ended and what it held with it, another life may follow. `gone`: for good. `removed`: no longer
     steered.
     """
@@ -97,6 +99,9 @@ _STATES: dict[Verdict, str] = {
     "gone": "gone",
     "removed": "gone",
 }
+_LEFT = "left"
+_FREE = ("gone", _LEFT)
+"""States in which no run steers a worker, even if the one that did lives on."""
 
 
 # Built once: building a statement costs several times what running it does.
@@ -148,6 +153,15 @@ _END_OVERTAKEN = (
     .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
     .values(ended_at=bindparam("at"), ended_how="unconfirmed")
 )
+_FAIL = (
+    update(HoldingRow)
+    .where(
+        HoldingRow.worker_id == bindparam("w"),
+        HoldingRow.order == bindparam("o"),
+        HoldingRow.confirmed_at.is_(None),
+    )
+    .values(ended_at=bindparam("at"), ended_how="failed")
+)
 _END_PENDING = update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
 _END_HELD = update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
 _HEARD = (
@@ -174,7 +188,7 @@ def claim(ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callabl
         for row in conn.execute(select(Worker).where(Worker.policy_id == policy.id, Worker.name.in_(names)))
     }
     for name, row in rows.items():
-        if row.state != "gone" and row.run_id != run and alive(row.run_id):
+        if row.state not in _FREE and row.run_id != run and alive(row.run_id):
             raise InUseError(
                 f"worker {name!r} of policy {policy.name!r} is steered by run {row.run_id}, which is alive; "
                 "close that updater, or give this one other names="
@@ -197,7 +211,7 @@ def claim(ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callabl
         )
     }
     held, pending = _open_rows(conn, ids.values())
-    return [Claim(ids[name], name, held.get(ids[name]), pending.get(ids[name])) for name in names]
+    return [Claim(ids[name], name, held.get(ids[name]), tuple(pending.get(ids[name], ()))) for name in names]
 
 
 def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
@@ -256,7 +270,7 @@ def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) 
     if confirmed := by_verdict.get("confirmed"):
         _confirm(conn, confirmed, at)
     if kept := by_verdict.get("kept"):
-        _close_pending(conn, kept, "failed", at)
+        _fail(conn, kept, at)
     if unknown := by_verdict.get("unknown"):
         _close_pending(conn, unknown, "unconfirmed", at)
         _close_held(conn, unknown, "unknown")
@@ -288,7 +302,7 @@ def leave(conn: Connection, workers: Sequence[int], why: str) -> None:
         conn.execute(
             update(Worker)
             .where(Worker.id == bindparam("w"), Worker.state != "gone")
-            .values(state="unknown", detail=bindparam("d")),
+            .values(state=_LEFT, detail=bindparam("d")),
             [{"w": key, "d": why} for key in workers],
         )
 
@@ -306,6 +320,14 @@ def _confirm(conn: Connection, items: Sequence[Settlement], at: datetime) -> Non
         ],
     )
     conn.execute(_END_OVERTAKEN, rows)
+
+
+def _fail(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
+    conn.execute(_FAIL, [{"w": item.worker, "o": item.order, "at": at} for item in items])
+    # A push that never reached the worker says nothing of those before it.
+    heard = [item for item in items if item.incarnation is not None]
+    if heard:
+        conn.execute(_END_OVERTAKEN, [{"w": item.worker, "o": item.order, "at": at} for item in heard])
 
 
 def _close_pending(conn: Connection, items: Iterable[Settlement], how: str, at: datetime) -> None:
@@ -336,11 +358,16 @@ def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime)
         )
 
 
-def _open_rows(conn: Connection, workers: Iterable[int]) -> tuple[dict[int, Stretch], dict[int, Stretch]]:
+def _open_rows(
+    conn: Connection, workers: Iterable[int]
+) -> tuple[dict[int, Stretch], dict[int, list[Stretch]]]:
     held: dict[int, Stretch] = {}
-    pending: dict[int, Stretch] = {}
+    pending: dict[int, list[Stretch]] = {}
     query = select(HoldingRow).where(HoldingRow.worker_id.in_(list(workers)), HoldingRow.ended_at.is_(None))
     for row in conn.execute(query.order_by(HoldingRow.order)):
         stretch = Stretch(row.number, row.digest, row.sent_digest, row.order, row.incarnation)
-        (pending if row.confirmed_at is None else held)[row.worker_id] = stretch
+        if row.confirmed_at is None:
+            pending.setdefault(row.worker_id, []).append(stretch)
+        else:
+            held[row.worker_id] = stretch
     return held, pending

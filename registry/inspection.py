@@ -76,7 +76,8 @@ def verify(ledger: Ledger, store: SnapshotStore, ref: Ref | None) -> list[Fault]
             known = set(conn.scalars(select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)))
             known |= _being_written(conn)
         faults += [
-            Fault("stray", uri, (), "no version names this file; it can be deleted") for uri in sorted(set(present) - known)
+            Fault("stray", uri, (), "no version names this file; it can be deleted")
+            for uri in sorted(set(present) - known)
         ]
         faults += [
             Fault("stray", file_id, (), "a temporary file; it goes at the next open if its writer is dead")

@@ -353,6 +353,8 @@ def _header(metadata: dict[str, str], specs: Sequence[Spec], what: str) -> tuple
         hashes.keys() != names or not all(isinstance(one, str) for one in hashes.values())
     ):
         _fail(what, "does not have one hash for each name")
+    if hashes is not None and "weightledger.sum" not in metadata:
+        _fail(what, "is sealed, but lacks the hash of its own text")
     version, step = (_number(metadata, key, what) for key in ("version", "step"))
     header = Header(
         values,

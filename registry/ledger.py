@@ -14,16 +14,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, and_, bindparam, func, insert, select
 
 from weightledger.registry import engine as db
-from weightledger.registry import lineage, values
+from weightledger.registry import values
 from weightledger.registry.audit import PolicyRef
 from weightledger.registry.errors import InvalidWeightsError, NotFoundError
 from weightledger.registry.models import (
@@ -39,10 +39,12 @@ from weightledger.registry.models import (
 )
 from weightledger.registry.records import Pin, Version
 from weightledger.registry.runs import RunKeeper
+from weightledger.registry.staleness import lineage_of
 
 Ref = int | str | Version
 
 NUMBER = re.compile(r"v?(\d+)")
+_STRUCTURES = 64  # remembered at once; a run of training has one or two
 _IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
 
 # Statements that every publish and update runs are built once: building one costs several times what running it does.
@@ -233,7 +235,9 @@ class Ledger:
             made = conn.execute(insert(Structure).values(fingerprint=fingerprint, body=body)).inserted_primary_key
             assert made is not None
             found = int(made[0])
-        self._structures = {**self._structures, fingerprint: found} if len(self._structures) < 64 else {fingerprint: found}
+        if len(self._structures) >= _STRUCTURES:
+            self._structures.clear()
+        self._structures[fingerprint] = found
         return found
 
     # ------------------------------------------------------------------ looking versions up
@@ -380,14 +384,7 @@ class Ledger:
         policy, head = self.find_policy(conn), self.head_number(conn)
         if policy is None or head is None:
             return ()
-        jumps = conn.execute(
-            select(VersionRow.number, VersionRow.restores).where(
-                VersionRow.policy_id == policy.id,
-                VersionRow.restores.is_not(None),
-                VersionRow.state == "stored",
-            )
-        )
-        return lineage.ranges(head, {number: restores for number, restores in jumps})
+        return lineage_of(conn, policy, head)
 
     def previous_content(self, conn: Connection) -> Version:
         """Return the nearest stored version on the head's lineage whose content differs from the head's.
@@ -427,7 +424,7 @@ class Ledger:
             .where(Alias.policy_id == policy.id)
             .order_by(Alias.name)
         )
-        return {name: number for name, number in rows}
+        return dict(rows.tuples().all())
 
     def pins(self, conn: Connection) -> list[Pin]:
         """Return the pins, oldest first."""
@@ -469,7 +466,7 @@ class Ledger:
             rows = conn.execute(query.order_by(VersionRow.number.desc()).limit(newest), named).all()[::-1]
         return self._versions(conn, policy, rows)
 
-    def _versions(self, conn: Connection, policy: PolicyRef, rows: Sequence[Row[Any]]) -> list[Version]:
+    def _versions(self, conn: Connection, policy: PolicyRef, rows: Sequence[Any]) -> list[Version]:
         metrics: dict[int, dict[str, float]] = {}
         for chunk in _chunks([row.id for row in rows]):
             for key, name, value in conn.execute(_METRICS, {"versions": chunk}):

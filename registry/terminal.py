@@ -28,6 +28,7 @@ Span: TypeAlias = tuple[str, Style]
 Cell: TypeAlias = Sequence[Span]
 
 GAP = 2  # cells between columns
+NARROWEST = 8  # cells that a stretching column has however narrow the terminal is
 
 _STYLES: dict[Style, str] = {
     "": "",
@@ -142,76 +143,82 @@ def printable(text: str) -> str:
     )
 
 
-def _table(table: Table, width: int | None) -> list[Text]:
-    columns = [column for column in table.columns if column.rank == 0 or any(column.cells)]
-    titles = {id(column): _row_text([(column.title, "title")]) for column in columns}
-    texts = {id(column): [_column_text(column, cell) for cell in column.cells] for column in columns}
-    natural = {
-        id(column): max([titles[id(column)].cell_len, *(_lines_width(text) for text in texts[id(column)])])
-        for column in columns
-    }
-    left_out: list[Column] = []
-    while width is not None and _least_width(columns, natural) > width:
-        candidate = max(columns, key=lambda column: column.rank)
-        if candidate.rank == 0:
-            break
-        columns.remove(candidate)
-        left_out.append(candidate)
+@dataclass
+class _Laid:
+    """A column on its way to lines: its texts, and the cells that it is given."""
 
-    fitted = {id(column): natural[id(column)] for column in columns}
-    for column in columns:
-        if column.stretch and width is not None:
-            others = sum(fitted.values()) - fitted[id(column)] + GAP * (len(columns) - 1)
-            fitted[id(column)] = max(min(natural[id(column)], width - others), min(8, natural[id(column)]))
+    column: Column
+    title: Text
+    texts: list[Text]
+    width: int
+
+    @property
+    def least(self) -> int:
+        return min(self.width, self.column.least) if self.column.stretch else self.width
+
+
+def _table(table: Table, width: int | None) -> list[Text]:
+    laid = [_lay(column) for column in table.columns if column.rank == 0 or any(column.cells)]
+    left_out: list[str] = []
+    if width is not None:
+        while _full_width(each.least for each in laid) > width:
+            candidate = max(laid, key=lambda each: each.column.rank)
+            if candidate.column.rank == 0:
+                break
+            laid.remove(candidate)
+            left_out.insert(0, candidate.column.title)
+        for each in laid:
+            if each.column.stretch:
+                room = width - _full_width(other.width for other in laid if other is not each) - GAP
+                each.width = max(min(each.width, room), min(each.width, NARROWEST))
 
     lines = []
-    if any(column.title for column in columns):
-        lines += _row(columns, [[titles[id(column)]] for column in columns], fitted)
-    for index in range(len(columns[0].cells) if columns else 0):
-        cells = [_cell_lines(texts[id(column)][index], column, fitted[id(column)]) for column in columns]
-        lines += _row(columns, cells, fitted)
+    if any(each.column.title for each in laid):
+        lines += _row(laid, [[each.title] for each in laid])
+    for index in range(len(table.columns[0].cells)):
+        lines += _row(laid, [_cell_lines(each, index) for each in laid])
     if left_out:
-        names = ", ".join(column.title for column in reversed(left_out))
-        lines += _wrap(_text([(f"Left out at this width: {names}.", "dim")]), width)
+        lines += _wrap(_text([(f"Left out at this width: {', '.join(left_out)}.", "dim")]), width)
     return lines
 
 
-def _row(columns: Sequence[Column], cells: Sequence[Sequence[Text]], fitted: dict[int, int]) -> list[Text]:
+def _lay(column: Column) -> _Laid:
+    # Only a wrapped column may have several lines in a row; elsewhere a line break is shown escaped.
+    texts = [_text(cell) if column.stretch == "wrap" else _one_line(cell) for cell in column.cells]
+    title = _one_line([(column.title, "title")])
+    widths = (part.cell_len for text in texts for part in text.split("\n", allow_blank=True))
+    return _Laid(column, title, texts, max([title.cell_len, *widths]))
+
+
+def _full_width(widths: Iterable[int]) -> int:
+    found = list(widths)
+    return sum(found) + GAP * (len(found) - 1)
+
+
+def _row(laid: Sequence[_Laid], cells: Sequence[Sequence[Text]]) -> list[Text]:
     from rich.text import Text
 
     lines = []
     for index in range(max(map(len, cells))):
-        line = Text(end="")
-        for position, (column, parts) in enumerate(zip(columns, cells, strict=True)):
-            part = parts[index].copy() if index < len(parts) else Text()
-            blank = " " * max(fitted[id(column)] - part.cell_len, 0)
+        line = Text()
+        for position, (each, parts) in enumerate(zip(laid, cells, strict=True)):
+            part = parts[index] if index < len(parts) else Text()
+            blank = " " * max(each.width - part.cell_len, 0)
             line.append(" " * GAP if position else "")
-            line.append(blank if column.right else "")
+            line.append(blank if each.column.right else "")
             line.append_text(part)
-            line.append("" if column.right else blank)
+            line.append("" if each.column.right else blank)
         lines.append(line)
     return lines
 
 
-def _least_width(columns: Sequence[Column], natural: dict[int, int]) -> int:
-    widths = (
-        min(natural[id(column)], column.least) if column.stretch else natural[id(column)]
-        for column in columns
-    )
-    return sum(widths) + GAP * (len(columns) - 1)
-
-
-def _cell_lines(text: Text, column: Column, width: int) -> list[Text]:
-    if column.stretch == "wrap":
-        return _wrap(text, width)
-    if column.stretch == "cut" and text.cell_len > width:
-        text = text.copy()
-        text.truncate(width, overflow="ellipsis")
+def _cell_lines(each: _Laid, index: int) -> list[Text]:
+    text = each.texts[index]
+    if each.column.stretch == "wrap":
+        return _wrap(text, each.width)
+    if each.column.stretch == "cut":
+        text.truncate(each.width, overflow="ellipsis")
     return [text]
-
-
-def _lines_width(text: Text) -> int:
-    return max(part.cell_len for part in text.split("\n", allow_blank=True))
 
 
 def _wrap(text: Text, width: int | None) -> list[Text]:
@@ -219,24 +226,20 @@ def _wrap(text: Text, width: int | None) -> list[Text]:
 
     if width is None:
         return list(text.split("\n", allow_blank=True))
-    return list(text.wrap(Console(width=width), max(width, 8)))
+    return list(text.wrap(Console(width=width), max(width, NARROWEST)))
 
 
 def _text(cell: Cell) -> Text:
     from rich.text import Text
 
-    text = Text(end="")
+    text = Text()
     for part, style in cell:
         text.append(printable(part), style=_STYLES[style])
     return text
 
 
-def _row_text(cell: Cell) -> Text:
+def _one_line(cell: Cell) -> Text:
     return _text([(part.replace("\n", "\\n"), style) for part, style in cell])
-
-
-def _column_text(column: Column, cell: Cell) -> Text:
-    return _text(cell) if column.stretch == "wrap" else _row_text(cell)
 
 
 def _width(console: Console) -> int | None:

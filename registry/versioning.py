@@ -15,7 +15,6 @@ from weightledger.registry.errors import ConflictError
 from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile, check_number, file_entry, now
 from weightledger.registry.models import Metric, Policy, Snapshot, VersionRow
 
-
 _FIND_STORED = (
     select(Snapshot)
     .where(Snapshot.digest == bindparam("digest"), Snapshot.stored)

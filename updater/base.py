@@ -35,7 +35,7 @@ from weightledger.updater.update import Request, Update
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Names that a live updater of this process steers, by (registry, policy, name). Another process is told by the registry.
+# Names that a live updater of this process steers, by (registry, policy, name); the registry tells other processes.
 _steered: weakref.WeakValueDictionary[tuple[str, str, str], RemoteWeightUpdaterBase] = weakref.WeakValueDictionary()
 _steering = threading.Lock()
 
@@ -44,6 +44,14 @@ def no_op(hook: _F) -> _F:
     """Mark a hook as changing nothing, so that no work is done to call it."""
     hook.__no_op__ = True  # type: ignore[attr-defined]
     return hook
+
+
+class _CopiedError(BaseException):
+    """Ends `_get_server_weights` once the copy is made. No `Exception`: a hook's own handlers must not catch it."""
+
+    def __init__(self, draft: Draft | None) -> None:
+        super().__init__("the weights are copied")
+        self.draft = draft
 
 
 class RemoteWeightUpdaterBase(ABC):
@@ -101,6 +109,7 @@ class RemoteWeightUpdaterBase(ABC):
         self._caller = threading.RLock()
         self._running = threading.RLock()
         self._current: Update | None = None
+        self._copying: Request | None = None
         self._background: ThreadPoolExecutor | None = None
         self._futures: list[Future[SyncReport]] = []
         self._collector: weakref.ref[Any] | None = None
@@ -114,7 +123,11 @@ class RemoteWeightUpdaterBase(ABC):
 
     @abstractmethod
     def _get_server_weights(self) -> ServerWeights:
-        """Publish the server weights if they changed, and return the record of the version that workers follow."""
+        """Publish the server weights if they changed, and return the record of the version that workers follow.
+
+        `return self._publish(weights)` does that. With `wait=False` it is called twice: in the caller's thread as far
+        as the copy that `_publish` makes, and in the background for the rest.
+        """
 
     @abstractmethod
     def _maybe_map_weights(self, weights: Any) -> Any:
@@ -152,9 +165,8 @@ class RemoteWeightUpdaterBase(ABC):
         Args:
             eager: return as soon as there is one.
         """
-        done: dict[int, Any] = {
-            key: handle for key, handle in handles.items() if isinstance(handle, (Receipt, Inspection, Trouble, BaseException))
-        }
+        at_hand = (Receipt, Inspection, Trouble, BaseException)
+        done: dict[int, Any] = {key: handle for key, handle in handles.items() if isinstance(handle, at_hand)}
         futures = {key: handle for key, handle in handles.items() if isinstance(handle, Future)}
         if futures:
             mode = "FIRST_COMPLETED" if eager else "ALL_COMPLETED"
@@ -224,8 +236,7 @@ class RemoteWeightUpdaterBase(ABC):
                 self._drain()
                 return self._run(request)
             if request.publish:
-                request.draft = self._draft(self._published(request), request.about)
-                request.publish = request.draft is not None
+                self._copy_now(request)
             return self._run_later(request)
 
     __call__ = update_weights
@@ -286,8 +297,10 @@ class RemoteWeightUpdaterBase(ABC):
         Raises:
             NotFoundError: no such worker or version.
         """
-        self.registry.pin(self.seats.get(worker_id).name, ref, reason=reason)
-        return self.sync(worker_id)
+        with self._caller:
+            self._check_open()
+            self.registry.pin(self.seats.get(worker_id).name, ref, reason=reason)
+            return self.sync(worker_id)
 
     def unpin(self, worker_id: int) -> SyncReport:
         """Let a worker follow the head again, and bring it there.
@@ -295,8 +308,10 @@ class RemoteWeightUpdaterBase(ABC):
         Raises:
             NotFoundError: no such worker, or no pin on exactly its name.
         """
-        self.registry.unpin(self.seats.get(worker_id).name)
-        return self.sync(worker_id)
+        with self._caller:
+            self._check_open()
+            self.registry.unpin(self.seats.get(worker_id).name)
+            return self.sync(worker_id)
 
     def probe(self) -> dict[int, Held]:
         """Ask each worker what it holds, and hash the weights that really are in its module.
@@ -364,7 +379,8 @@ class RemoteWeightUpdaterBase(ABC):
         """
         if self._collector is not None and self._collector() is not collector:
             raise InUseError(
-                f"this updater is registered with {self._collector()!r} already; give {collector!r} an updater of its own"
+                f"this updater is registered with {self._collector()!r} already; "
+                f"give {collector!r} an updater of its own"
             )
         self._collector = weakref.ref(collector)
 
@@ -391,6 +407,17 @@ class RemoteWeightUpdaterBase(ABC):
             seat.open_held, seat.open_pending = found.held, found.pending
             added.append(seat.id)
         return added
+
+    def _join(self, handle: Any, name: str) -> int:
+        """Steer one more worker, and bring it to its target at once."""
+        with self._caller:
+            self._check_open()
+            # First, so that a head that cannot be followed leaves nothing half-added.
+            self._follow_head(Request(ids=()))
+            (worker_id,) = self._add_workers([handle], [name])
+            if self.head is not None:
+                self.sync(worker_id)
+            return worker_id
 
     def remove_worker(self, worker_id: int) -> None:
         """Stop steering a worker; its holding ends as `removed`. Ids of others stay what they are.
@@ -431,9 +458,8 @@ class RemoteWeightUpdaterBase(ABC):
     def _ids(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
             return list(self.all_worker_ids())
-        if hasattr(worker_ids, "__index__"):
-            worker_ids = [worker_ids]  # type: ignore[list-item]
-        found = [key.__index__() for key in worker_ids]  # type: ignore[union-attr]
+        named: Iterable[Any] = [worker_ids] if hasattr(worker_ids, "__index__") else worker_ids
+        found = [key.__index__() for key in named]
         for key in found:
             self.seats.get(key)
         return list(dict.fromkeys(found))
@@ -457,8 +483,8 @@ class RemoteWeightUpdaterBase(ABC):
                 if foreign:
                     raise ConflictError(
                         f"run {foreign[-1].run} published v{foreign[-1].number} of policy {ledger.policy!r} while this "
-                        f"updater was at v{since}; nothing was changed. adopt() takes that head over, "
-                        "registry.rollback() goes back"
+                        f"updater was at v{since}; nothing was changed. adopt() takes over the head, which is "
+                        f"v{number}; to train on from v{since}, registry.rollback({since}) first"
                     )
             else:
                 newest = None
@@ -484,9 +510,8 @@ class RemoteWeightUpdaterBase(ABC):
         """Note that an update of this updater became the head."""
         mark = Mark(publication.number, publication.digest, publication.nonfinite)
         self.head = self._marks[mark.number] = mark
-        if self._ranges:
-            # A publish extends the newest stretch of the lineage.
-            self._ranges = ((self._ranges[0][0], mark.number), *self._ranges[1:])
+        # A publish extends the newest stretch of the lineage; the first one begins it.
+        self._ranges = ((self._ranges[0][0], mark.number), *self._ranges[1:]) if self._ranges else None
 
     def _mark(self, conn: Connection, number: int) -> Mark:
         if number not in self._marks:
@@ -505,23 +530,38 @@ class RemoteWeightUpdaterBase(ABC):
         """Whether `_maybe_map_weights` does anything."""
         return not getattr(type(self)._maybe_map_weights, "__no_op__", False)
 
-    def _published(self, request: Request) -> Any:
-        return self.policy_weights if request.weights is None else request.weights
-
     def _publish(self, weights: Any) -> ServerWeights:
-        """Publish weights if their content changed; for `_get_server_weights`. Outside of an update it waits until
-        they are durable."""
+        """Publish weights if their content changed; for `_get_server_weights`.
+
+        Outside of an update it waits until they are durable.
+        """
         if self._current is not None and self._running_here():
-            given = self._current.request.weights
-            return self._current.publish(weights if given is None else given)
+            return self._current.publish(self._chosen(self._current.request, weights))
         with self._caller:
             self._check_open()
+            if self._copying is not None:
+                raise _CopiedError(self._draft(self._chosen(self._copying, weights), self._copying.about))
             request = Request(ids=())
             self._follow_head(request)
             self._drain()
             with self._running:
                 update = Update(self, request)
                 return update.run_publish(weights)
+
+    def _chosen(self, request: Request, weights: Any) -> Any:
+        """Return what an update publishes: the weights that its caller gave, else those of the hook."""
+        return weights if request.weights is None else request.weights
+
+    def _copy_now(self, request: Request) -> None:
+        """Let `_get_server_weights` come as far as its copy, in the caller's thread; it is called again to go on."""
+        self._copying = request
+        try:
+            self._get_server_weights()
+        except _CopiedError as copied:
+            request.draft = copied.draft
+            request.publish = copied.draft is not None
+        finally:
+            self._copying = None
 
     def _draft(self, weights: Any, about: Mapping[str, Any]) -> Draft | None:
         """Copy weights, or tell that they are the head's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayError
 
 from weightledger.registry import Registry
 from weightledger.registry.payload import Payload
@@ -99,13 +99,9 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
         Raises:
             InUseError: its name is taken by a live worker.
+            ConflictError: as in `update_weights`; the actor is not steered then.
         """
-        with self._caller:
-            self._check_open()
-            (worker_id,) = self._add_workers([handle], [name] if name is not None else self._default_names([handle]))
-            if self.head is not None:
-                self.sync(worker_id)
-            return worker_id
+        return self._join(handle, name if name is not None else self._default_names([handle])[0])
 
     def all_worker_ids(self) -> list[int]:
         """Return the ids of all workers, in the order in which they were added."""
@@ -139,7 +135,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         if not eager:
             try:
                 return done | dict(zip(refs, ray.get(list(refs.values()), timeout=timeout), strict=True))
-            except (GetTimeoutError, RayTaskError, RayActorError):
+            except RayError:
                 # Somebody is slow or failed: look at each by itself, without waiting any longer for the others.
                 timeout = 0.0
         ready, _ = ray.wait(
@@ -149,7 +145,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             if ref in ready:
                 try:
                     done[key] = ray.get(ref)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - whatever came in place of a receipt is explained
                     done[key] = error
         return done
 
@@ -165,7 +161,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             if isinstance(error, ActorUnavailableError) and life == known:
                 return Trouble("doubtful", text)
             return Trouble("restarting", text)
-        return Trouble("failed", text)
+        return Trouble("bytes_lost" if isinstance(error, ObjectLostError) else "failed", text)
 
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
         return find_lives({seat.id: seat.handle for seat in seats})

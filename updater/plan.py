@@ -27,7 +27,7 @@ class Known:
     sent_digest: str
     incarnation: str
     pinned: bool
-    """Whether it was pinned when it got this."""
+    """Whether it was pinned when it got this, or was last found to hold its target; True when that is not known."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from weightledger.updater.push import Inspection, Note, Probe
 from weightledger.updater.reports import Held
 from weightledger.updater.seats import Seat, stretch_of
 from weightledger.updater.server import ServerWeights
-from weightledger.updater.settling import Trouble, confirmation, read_trouble
+from weightledger.updater.settling import Trouble, confirmation, is_on_record, read_trouble, was_left_open
 
 if TYPE_CHECKING:
     from weightledger.updater.base import RemoteWeightUpdaterBase
@@ -59,7 +59,7 @@ class Probing:
             return self._up._sync_weights_with_worker(
                 seat.id, ServerWeights(version, "", "", (), 0, None, {}, push=probe)
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
             return self._up._explain(seat, error)
 
     def _expected(self, seat: Seat) -> dict[str, str] | None:
@@ -96,18 +96,21 @@ class Probing:
         return self._drifted(seat, note, answer)
 
     def _believe(self, seat: Seat, note: Note, answer: Inspection) -> None:
-        pending, held = seat.open_pending, seat.open_held
-        if pending is not None and note.order == pending.order:
+        flight = seat.flight
+        pinned = seat.known is None or seat.known.pinned
+        own = flight is not None and flight.push.order == note.order
+        if own or was_left_open(seat, note):
             self._earlier.append(confirmation(seat, note, answer.incarnation, "found by a probe"))
-            seat.open_pending = None
-            seat.flight = None
-        elif held is None or held.order != note.order or held.incarnation != answer.incarnation:
+            seat.open_held = stretch_of(note, answer.incarnation)
+            seat.open_pending = ()
+            if flight is not None and own:
+                seat.flight, seat.passed_by, pinned = None, 0, flight.pinned
+        elif not is_on_record(seat, note, answer.incarnation):
             # Not what the record says; the next update sends the bytes and takes a receipt.
             seat.known = None
             return
-        if seat.open_pending is None:
-            seat.known = Known(note.version, note.sent_digest, answer.incarnation, False)
-            seat.open_held = stretch_of(note, answer.incarnation)
+        if seat.flight is None and not seat.open_pending:
+            seat.known = Known(note.version, note.sent_digest, answer.incarnation, pinned)
             self._settlements.append(
                 Settlement(seat.row, seat.name, "seen", incarnation=answer.incarnation, version=note.version)
             )
@@ -116,7 +119,8 @@ class Probing:
         expected = self._expected(seat) or {}
         found = answer.hashes or {}
         drift = tuple(sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)))
-        text = f"its weights are not v{note.version} any more: {', '.join(drift[:20]) or 'some tensors'} changed in place"
+        which = ", ".join(drift[:20]) or "some tensors"
+        text = f"its weights are not v{note.version} any more: {which} changed in place"
         self._settlements = [item for item in self._settlements if item.worker != seat.row]
         self._settlements.append(
             Settlement(
@@ -134,12 +138,13 @@ class Probing:
         return Held(seat.name, note.version, answer.digest, False, drift, answer.incarnation, text)
 
     def _lose(self, seat: Seat, answer: Inspection) -> None:
-        if seat.open_held is not None or seat.open_pending is not None:
+        if seat.open_held is not None or seat.open_pending or seat.flight is not None:
             detail = "it holds nothing that was sent: a new process"
             self._settlements.append(
                 Settlement(seat.row, seat.name, "lost", incarnation=answer.incarnation, detail=detail)
             )
-        seat.known = seat.open_held = seat.open_pending = seat.flight = None
+        seat.known = seat.open_held = seat.flight = None
+        seat.open_pending = ()
 
     def _read_trouble(self, seat: Seat, trouble: Trouble) -> Held:
         reading = read_trouble(seat, None, trouble)
@@ -147,6 +152,7 @@ class Probing:
             self._settlements.append(reading.settlement)
         seat.known = None
         if reading.settlement.verdict in ("gone", "lost"):
-            seat.open_held = seat.open_pending = seat.flight = None
+            seat.open_held = seat.flight = None
+            seat.open_pending = ()
             seat.gone = reading.settlement.verdict == "gone"
         return Held(seat.name, None, None, False, (), None, trouble.detail)

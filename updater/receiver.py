@@ -34,13 +34,20 @@ class _State:
     def __init__(self) -> None:
         self.notes: dict[Series, Note | None] = {}
         self.last_orders: dict[Series, int] = {}
-        self.plans: dict[Any, Any] = {}
+        self.plans: dict[Series, dict[int, Any]] = {}
         self._changed = threading.Condition()
         self._acting = 0
         self._pushing = False
         self._waiting = 0
         # Depth of `acting` blocks around the code that asks: each thread and each task has its own.
         self._depth = ContextVar("weightledger_acting", default=0)
+
+    def plans_for(self, series: Series, target: Any) -> dict[int, Any]:
+        """Return the checks that were made for a target; those of its predecessors would keep them alive."""
+        plans = self.plans.setdefault(series, {})
+        if id(target) not in plans:
+            plans.clear()
+        return plans
 
     def begin_acting(self) -> None:
         """Keep pushes out until `end_acting`. Many may act at once, also within one thread."""
@@ -109,7 +116,7 @@ def receive(worker: Any, push: Push | Probe, payload: Any = None) -> Receipt | I
             if not alone:
                 return _receipt(state, push, "kept", error=f"still acting after {push.patience:g} s")
             return _carry_out(state, worker, push, payload)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
         # Only what `_carry_out` does not foresee arrives here, so nothing is claimed about what the worker holds.
         state.notes[push.series] = None
         return _receipt(state, push, "broken", error=_text(error))
@@ -127,7 +134,7 @@ def _inspect(worker: Any, probe: Probe) -> Inspection:
                 return Inspection(incarnation(), note, last, None, None, error)
             digest, hashes = live_digest(_target(worker, probe.locate), probe.names)
             return Inspection(incarnation(), note, last, hashes, digest)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
         return Inspection(incarnation(), note, last, None, None, _text(error))
 
 
@@ -227,12 +234,12 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
         else:
             assert push.structure is not None
             weights = codec.rebuild(push.structure, parsed.tensors(), parsed.values)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
         return _receipt(state, push, "kept", before=before, error=_text(error))
     cast: tuple[str, ...] = ()
     if push.apply is None:
         try:
-            cast = copy_into(parsed, target, cast=push.cast, plans=state.plans).cast
+            cast = copy_into(parsed, target, cast=push.cast, plans=state.plans_for(push.series, target)).cast
         except InvalidWeightsError as error:
             return _receipt(state, push, "kept", before=before, error=_text(error))
     else:
@@ -313,4 +320,8 @@ def life_name(actor: str, node: str, pid: int) -> str:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as second:  # noqa: BLE001 - nothing may leave the worker as an exception
+        # An error's own text may fail as well, and nothing is raised across the border.
+        return f"{type(error).__name__}, whose text could not be made ({type(second).__name__})"

@@ -65,7 +65,7 @@ class SyncReport(Record):
         if self.failed:
             lines = [
                 f"{outcome.name} ({key}): {outcome.status}, target v{outcome.target}, "
-                f"{'holds v%d' % outcome.held if outcome.held is not None else 'what it holds is not known'}"
+                f"{'what it holds is not known' if outcome.held is None else f'holds v{outcome.held}'}"
                 f"{': ' + outcome.error if outcome.error else ''}"
                 for key, outcome in self.failed.items()
             ]

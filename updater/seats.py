@@ -38,8 +38,8 @@ class Seat:
     known: Known | None = None
     open_held: Stretch | None = None
     """The open confirmed row that the registry has of it."""
-    open_pending: Stretch | None = None
-    """The open row of a push that was never settled."""
+    open_pending: tuple[Stretch, ...] = ()
+    """Open rows of pushes that earlier updaters left unsettled, oldest first; its own push is `flight`."""
     flight: Flight | None = None
     passed_by: int = 0
     """Calls that named it and passed it by since its last receipt."""

@@ -18,8 +18,8 @@ class Trouble:
     """What the transport says instead of a receipt.
 
     `dead`: the worker is gone for good. `restarting`: its process ended, another life may follow. `failed`: the push
-    never reached the worker's code, which holds what it held. `doubtful`: the connection broke, it may have been carried
-    out. `silent`: no answer in time.
+    never reached the worker's code, which holds what it held. `doubtful`: the connection broke, it may have been
+    carried out. `silent`: no answer in time.
     """
 
     kind: str
@@ -56,8 +56,10 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
             detail=detail,
         )
 
-    # A process without a note is a new life, whatever the record says of the name.
-    still: Verdict = "lost" if receipt.now is None else "kept"
+    def not_applied(detail: str) -> tuple[tuple[Settlement, ...], Settlement]:
+        kept, doubt = settled("kept", detail), _doubt(seat, receipt)
+        return (earlier, kept) if doubt is None else ((*earlier, kept), settled(*doubt))
+
     match receipt.outcome:
         case "applied" | "relabelled":
             cast = receipt.now.cast if receipt.now is not None else ()
@@ -65,12 +67,12 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
             status: Status = "current" if receipt.outcome == "relabelled" else "synced"
             return Reading(earlier, settled("confirmed", detail), status, "")
         case "bytes_wanted":
-            return Reading(earlier, settled(still, "it holds other content than was recorded"), "failed", "", resend=True)
+            return Reading(*not_applied("it holds other content than was recorded"), "failed", "", resend=True)
         case "stale":
             detail = f"order {push.order} came after a higher one; the worker changed nothing"
-            return Reading(earlier, settled(still, detail), "superseded", detail)
+            return Reading(*not_applied(detail), "superseded", detail)
         case "kept":
-            return Reading(earlier, settled(still, receipt.error), "failed", receipt.error)
+            return Reading(*not_applied(receipt.error), "failed", receipt.error)
         case "broken":
             return Reading(earlier, settled("unknown", receipt.error), "failed", receipt.error)
 
@@ -103,10 +105,37 @@ def read_trouble(seat: Seat, push: Push | None, trouble: Trouble) -> Reading:
 
 def _earlier(seat: Seat, push: Push, receipt: Receipt) -> tuple[Settlement, ...]:
     """An older push that was never answered was carried out if the worker held it before this one."""
-    pending, before = seat.open_pending, receipt.before
-    if pending is None or before is None or before.order != pending.order or pending.order == push.order:
+    before = receipt.before
+    if before is None or before.order == push.order or not was_left_open(seat, before):
         return ()
     return (confirmation(seat, before, receipt.incarnation, "found by a later receipt"),)
+
+
+def was_left_open(seat: Seat, note: Note) -> bool:
+    """Tell whether a note is of a push that an earlier updater never got an answer to."""
+    return any(pending.order == note.order for pending in seat.open_pending)
+
+
+def is_on_record(seat: Seat, note: Note, incarnation: str) -> bool:
+    """Tell whether a worker's note is of the holding that the registry has of it."""
+    held = seat.open_held
+    return held is not None and held.order == note.order and held.incarnation == incarnation
+
+
+def is_vouched(seat: Seat, note: Note, incarnation: str) -> bool:
+    """Tell whether the registry has, or can still confirm, what a worker's note says."""
+    return is_on_record(seat, note, incarnation) or was_left_open(seat, note)
+
+
+def _doubt(seat: Seat, receipt: Receipt) -> tuple[Verdict, str] | None:
+    """Tell what ends the holding on record, although the push changed nothing; None when it still stands."""
+    if seat.open_held is None:
+        return None
+    if receipt.now is None:
+        return "lost", "it holds nothing that was sent: a new process"
+    if is_vouched(seat, receipt.now, receipt.incarnation):
+        return None
+    return "unknown", f"it says that it holds order {receipt.now.order}, which is not the one on record"
 
 
 def confirmation(seat: Seat, note: Note, incarnation: str, detail: str) -> Settlement:

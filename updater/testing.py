@@ -8,7 +8,8 @@ Example:
     >>> import tempfile, torch
     >>> from weightledger.registry import Registry
     >>> learner = torch.nn.Linear(2, 1)
-    >>> fleet = FakeWorkers(learner, [torch.nn.Linear(2, 1) for _ in range(3)], registry=Registry.open(tempfile.mkdtemp()))
+    >>> registry = Registry.open(tempfile.mkdtemp())
+    >>> fleet = FakeWorkers(learner, [torch.nn.Linear(2, 1) for _ in range(3)], registry=registry)
     >>> fleet.hang(1)
     >>> report = fleet.update_weights()
     >>> {outcome.name: outcome.status for outcome in report.workers.values()}
@@ -116,11 +117,7 @@ class FakeWorkers(RemoteWeightUpdaterBase):
 
     def add_worker(self, policy: Any, name: str | None = None) -> int:
         """Steer one more worker, and bring it to its target at once if there is a version."""
-        with self._caller:
-            (worker_id,) = self._add_workers([self._fake(policy)], [name or f"fake-{self.seats.next_id()}"])
-            if self.head is not None:
-                self.sync(worker_id)
-            return worker_id
+        return self._join(self._fake(policy), name or f"fake-{self.seats.next_id()}")
 
     # ------------------------------------------------------------------ the transport
 

@@ -24,11 +24,17 @@ from weightledger.registry.payload import Packer, Payload
 from weightledger.registry.publishing import INLINE_BYTES, Draft, Publication
 from weightledger.registry.records import Pin
 from weightledger.updater.plan import Action, Known, Situation, Target, decide, refused_tensors
-from weightledger.updater.push import Push, Receipt
+from weightledger.updater.push import Receipt
 from weightledger.updater.reports import Status, SyncReport, WorkerOutcome
 from weightledger.updater.seats import Flight, Seat, stretch_of
 from weightledger.updater.server import Mark, ServerWeights
-from weightledger.updater.settling import Reading, Trouble, read_receipt, read_trouble
+from weightledger.updater.settling import (
+    Reading,
+    Trouble,
+    is_vouched,
+    read_receipt,
+    read_trouble,
+)
 
 if TYPE_CHECKING:
     from weightledger.updater.base import RemoteWeightUpdaterBase
@@ -225,12 +231,11 @@ class Update:
         sent = digest
         if self._up.maps_weights:
             weights = codec.rebuild(structure, payload.tensors(), payload.values)
-            mapped = self._up._maybe_map_weights(weights)
-            if mapped is not weights:
-                content = codec.flatten(mapped, where="mapped weights")
-                payload = Packer().pack(content, policy=self._ledger.policy, step=None)
-                payload.hash()
-                structure, sent = content.structure, payload.digest
+            # Packed whatever it returns: it may have written into what it was given.
+            content = codec.flatten(self._up._maybe_map_weights(weights), where="mapped weights")
+            payload = Packer().pack(content, policy=self._ledger.policy, step=None)
+            payload.hash()
+            structure, sent = content.structure, payload.digest
         handle = self._up._distribute(payload) if spread is None else spread.result()
         return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
 
@@ -269,14 +274,10 @@ class Update:
             self._ranges = self._up._lineage(conn)
 
     def _target(self, seat: Seat) -> Target:
-        asked = self.request.version
-        if asked is not None:
-            return self._as_target(asked, pinned=False)
         assert self._head is not None
-        number, pin = resolve_target(seat.name, self._pins, self._head.number)
-        if pin is None:
-            return self._as_target(self._head, pinned=False)
-        return self._as_target(self._pinned[number], pinned=True)
+        _, pin = resolve_target(seat.name, self._pins, self._head.number)
+        mark = self._head if pin is None else self._pinned[pin.version]
+        return self._as_target(self.request.version or mark, pinned=pin is not None)
 
     def _as_target(self, mark: Mark, *, pinned: bool) -> Target:
         # Mapped bytes have a digest of their own, which is known once they were handed out.
@@ -286,15 +287,15 @@ class Update:
 
     def _plan(self, seat: Seat) -> _Work:
         target = self._target(seat)
-        return _Work(seat, target, self._decide(seat, target))
+        return _Work(seat, target, self._decide(seat, target, self.request.forced))
 
-    def _decide(self, seat: Seat, target: Target) -> Action:
+    def _decide(self, seat: Seat, target: Target, forced: bool) -> Action:
         known = seat.known
         situation = Situation(
             known=known,
             target=target,
             in_flight=seat.flight is not None,
-            forced=self.request.forced,
+            forced=forced,
             resend=self.request.resend,
             on_lineage=known is not None and lineage.contains(self._ranges, known.version),
         )
@@ -362,15 +363,15 @@ class Update:
             assert server is not None
             # A worker that gives up says so while it is still listened to.
             push = self._up._push_for(server, order, max(0.0, _WORKER_SHARE * (self._deadline - time.monotonic())))
-            flight = Flight(push, None, work.target.pinned)
+            # Until the transport has it: an interrupt in between must not leave a push that is never answered.
+            flight = Flight(push, Trouble("doubtful", "interrupted while it was sent"), work.target.pinned)
             seat.flight = flight
-            seat.open_pending = fleet.Stretch(push.version, push.digest, push.sent_digest, order, None)
             bare = work.action == "relabel"
             try:
                 flight.handle = self._up._sync_weights_with_worker(
                     seat.id, replace(server, push=push, handle=None if bare else server.handle)
                 )
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
                 flight.handle = self._up._explain(seat, error)
 
     def _make_durable(self) -> None:
@@ -379,7 +380,7 @@ class Update:
             return
         try:
             self._publication.store()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised once the receipts were taken
             self._failure = error
         # The bytes are in the file and with the transport: the next copy may use the buffer.
         assert self._draft is not None
@@ -434,8 +435,11 @@ class Update:
             elif reading.resend:
                 work.action = "push"
                 again.append(work)
-            elif work.action == "wait" and reading.status != "timeout" and self._redecide(work):
-                again.append(work)
+            elif work.action == "wait" and reading.status not in ("timeout", "dead"):
+                if self._redecide(work):
+                    again.append(work)
+                elif self._holds_target(work) and reading.status == "synced":
+                    self._note(seat, work.target, "synced", "", time.perf_counter() - flight.started)
             else:
                 seconds = time.perf_counter() - flight.started
                 self._note(seat, work.target, reading.status, reading.error, seconds)
@@ -488,9 +492,14 @@ class Update:
             self._reviving.clear()
         return back, buried
 
+    def _holds_target(self, work: _Work) -> bool:
+        known = work.seat.known
+        return known is not None and known.version == work.target.version
+
     def _redecide(self, work: _Work) -> bool:
         """Decide again, now that more is known; tells whether something is to be sent."""
-        work.action = self._decide(work.seat, work.target)
+        # Nothing was known of it when the call began, so the interval does not pass it by.
+        work.action = self._decide(work.seat, work.target, True)
         if work.action in ("push", "relabel"):
             return True
         self._outcomes.pop(work.seat.id, None)
@@ -506,18 +515,21 @@ class Update:
                 flight.told_silent = True
             return reading.settlement
         seat.flight = None
-        seat.open_pending = None
-        note = result.now if isinstance(result, Receipt) else None
-        if verdict == "confirmed" and note is not None and flight is not None:
-            seat.passed_by = 0
-        if note is not None:
-            pinned = flight.pinned if flight is not None and verdict == "confirmed" else False
-            seat.known = Known(note.version, note.sent_digest, result.incarnation, pinned)
-            seat.open_held = stretch_of(note, result.incarnation)
-        elif verdict != "kept" or isinstance(result, Receipt):
-            seat.known = None
-            seat.open_held = None
         seat.gone = verdict == "gone"
+        if verdict == "kept" and not isinstance(result, Receipt):
+            return reading.settlement
+        note = result.now if isinstance(result, Receipt) else None
+        known = None
+        if note is not None and verdict == "confirmed":
+            assert flight is not None
+            known = Known(note.version, note.sent_digest, result.incarnation, flight.pinned)
+            seat.passed_by = 0
+        elif note is not None and verdict == "kept" and is_vouched(seat, note, result.incarnation):
+            # Its own word counts only for what the record has: weights that drifted still have their note.
+            pinned = seat.known is None or seat.known.pinned
+            known = Known(note.version, note.sent_digest, result.incarnation, pinned)
+        seat.known, seat.open_pending = known, ()
+        seat.open_held = stretch_of(note, result.incarnation) if note is not None and known is not None else None
         return reading.settlement
 
     def _close(self, conn: Connection) -> None:
@@ -555,6 +567,8 @@ class Update:
                 self._note(work.seat, work.target, "refused", text)
                 refusals.append(("sync_failed", work.target.version, work.seat.name, text, {"outcome": "refused"}))
             else:
+                if work.seat.known is not None:
+                    work.seat.known = replace(work.seat.known, pinned=work.target.pinned)
                 self._note(work.seat, work.target, "current", "")
         if refusals:
             with self._ledger.writing() as conn:
@@ -587,7 +601,7 @@ class _Aside:
     def _run(self, call: Callable[[Payload], Any], payload: Payload) -> None:
         try:
             self._result = call(payload)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
             self._error = error
 
     def result(self) -> Any:

@@ -54,7 +54,9 @@ def tied_module() -> nn.Module:
 # ---------------------------------------------------------------------- names
 
 
-COMPONENT = st.sampled_from(["a", "b", "a.b", "", ".", "%", "%2E", "a%2Eb", "__metadata__", "0", "é\n/ ", "x._orig_mod.y"])
+COMPONENT = st.sampled_from(
+    ["a", "b", "a.b", "", ".", "%", "%2E", "a%2Eb", "__metadata__", "0", "é\n/ ", "x._orig_mod.y"]
+)
 PATHS = st.lists(st.lists(COMPONENT, min_size=1, max_size=3).map(tuple), min_size=1, max_size=6, unique=True)
 
 
@@ -73,7 +75,9 @@ def nest(paths: list[tuple[str, ...]]) -> dict[str, Any]:
 def flat_leaves(root: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
     if not isinstance(root, dict):
         return {path: root}
-    return {found: leaf for key, item in root.items() for found, leaf in flat_leaves(item, (*path, key)).items()}
+    return {
+        found: leaf for key, item in root.items() for found, leaf in flat_leaves(item, (*path, key)).items()
+    }
 
 
 @given(PATHS)
@@ -183,7 +187,9 @@ def test_equal_values_tie_nothing() -> None:
         lambda flat: (torch.complex(flat, flat), torch.complex(flat, flat).conj()),
     ],
 )
-def test_memory_seen_in_two_ways_is_not_a_tie(views: Callable[[Tensor], tuple[Tensor, Tensor]], tmp_path: Path) -> None:
+def test_memory_seen_in_two_ways_is_not_a_tie(
+    views: Callable[[Tensor], tuple[Tensor, Tensor]], tmp_path: Path
+) -> None:
     """ST-03: values round-trip exactly, each view with its own data."""
     one, other = views(torch.arange(8.0))
     expected = {"a": one.clone(), "b": other.clone()}
@@ -308,14 +314,20 @@ def test_other_state_need_not_be_a_mapping(tmp_path: Path) -> None:
 
 def test_odd_keys_of_a_tensordict_come_back_as_they_were(tmp_path: Path) -> None:
     """TD-02: a dotted key is no nested path."""
-    td = TensorDict({"a.b": torch.ones(2), "c": {"d": torch.zeros(2)}, "": torch.ones(1), "x/y \n%": torch.zeros(1)}, [])
+    td = TensorDict(
+        {"a.b": torch.ones(2), "c": {"d": torch.zeros(2)}, "": torch.ones(1), "x/y \n%": torch.zeros(1)}, []
+    )
     back = round_trip(td, tmp_path)
     assert set(back.keys(True, True)) == set(td.keys(True, True))
     assert (back == td).all()
 
 
 def test_batch_sizes_names_and_empty_parts_come_back(tmp_path: Path) -> None:
-    td = TensorDict({"w": torch.zeros(2, 3), "e": TensorDict({}, [2]), "n": {"m": torch.ones(2, 3, 4)}}, [2, 3], names=["t", None])
+    td = TensorDict(
+        {"w": torch.zeros(2, 3), "e": TensorDict({}, [2]), "n": {"m": torch.ones(2, 3, 4)}},
+        [2, 3],
+        names=["t", None],
+    )
     td["n"].batch_size = [2, 3, 4]
     back = round_trip(td, tmp_path)
     assert back.batch_size == (2, 3)
@@ -360,7 +372,9 @@ def test_lazy_stacks_keep_elements_of_any_shape_and_key(tmp_path: Path) -> None:
     shapes = lazy_stack([TensorDict(x=torch.zeros(2)), TensorDict(x=torch.ones(3))])
     back = round_trip(shapes, tmp_path)
     assert [tuple(part["x"].shape) for part in back.tensordicts] == [(2,), (3,)]
-    keys = lazy_stack([TensorDict(x=torch.zeros(2), a=torch.ones(1)), TensorDict(x=torch.ones(2), b=torch.ones(1))], 0)
+    keys = lazy_stack(
+        [TensorDict(x=torch.zeros(2), a=torch.ones(1)), TensorDict(x=torch.ones(2), b=torch.ones(1))], 0
+    )
     back = round_trip(TensorDict({"in": keys}, []), tmp_path)["in"]
     assert [sorted(part.keys()) for part in back.tensordicts] == [["a", "x"], ["b", "x"]]
     assert back.batch_size == (2,)
@@ -486,7 +500,10 @@ class Plain(Tensor):
 
 def test_a_plain_subclass_is_kept_without_its_class(tmp_path: Path) -> None:
     """ST-08: documented; and the neighbour, a memory-mapped tensor."""
-    back = round_trip({"w": torch.arange(3).as_subclass(Plain), "m": MemoryMappedTensor.from_tensor(torch.ones(3))}, tmp_path)
+    back = round_trip(
+        {"w": torch.arange(3).as_subclass(Plain), "m": MemoryMappedTensor.from_tensor(torch.ones(3))},
+        tmp_path,
+    )
     assert type(back["w"]) is Tensor
     assert type(back["m"]) is Tensor
     assert torch.equal(back["w"], torch.arange(3))
@@ -570,7 +587,9 @@ def test_a_sharded_tensor_is_refused(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         sharded = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (1,)), [Shard(0)])
-        with pytest.raises(InvalidWeightsError, match=r"(?s)'w' is a .*DTensor.*gather to full tensors first"):
+        with pytest.raises(
+            InvalidWeightsError, match=r"(?s)'w' is a .*DTensor.*gather to full tensors first"
+        ):
             flatten({"w": sharded})
         assert flatten({"w": sharded.full_tensor()}).tensors["w"].sum() == 6
     finally:
@@ -595,7 +614,9 @@ def test_every_bad_key_is_named_at_once() -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("weights", [torch.zeros(1), None, 3, [torch.zeros(1)], torch.optim.SGD([torch.zeros(1)])])
+@pytest.mark.parametrize(
+    "weights", [torch.zeros(1), None, 3, [torch.zeros(1)], torch.optim.SGD([torch.zeros(1)])]
+)
 def test_only_modules_tensordicts_and_mappings_are_weights(weights: Any) -> None:
     with pytest.raises(InvalidWeightsError, match="expected a module, TensorDict or mapping"):
         flatten(weights)

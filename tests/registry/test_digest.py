@@ -24,8 +24,18 @@ def module() -> nn.Module:
 
 def test_a_module_its_state_dict_and_its_tensordict_have_one_digest() -> None:
     plain = module()
-    nested = {"0": dict(plain[0].state_dict()), "1": dict(plain[1].state_dict()), "2": {"0": plain[2][0].state_dict()}}
-    forms = [plain, plain.state_dict(), TensorDict.from_module(plain), TensorDict.from_module(plain).data, nested]
+    nested = {
+        "0": dict(plain[0].state_dict()),
+        "1": dict(plain[1].state_dict()),
+        "2": {"0": plain[2][0].state_dict()},
+    }
+    forms = [
+        plain,
+        plain.state_dict(),
+        TensorDict.from_module(plain),
+        TensorDict.from_module(plain).data,
+        nested,
+    ]
     assert len({digest(form) for form in forms}) == 1
 
 
@@ -44,7 +54,16 @@ def test_key_order_strides_and_ties_are_no_part_of_a_digest() -> None:
     base = torch.arange(24.0).view(2, 3, 2, 2)
     expected = digest({"a": base, "b": torch.ones(2), "c": torch.ones(2)})
     assert digest({"b": torch.ones(2), "c": torch.ones(2), "a": base}) == expected
-    assert digest({"a": base.to(memory_format=torch.channels_last), "b": torch.ones(1).expand(2), "c": torch.ones(2)}) == expected
+    assert (
+        digest(
+            {
+                "a": base.to(memory_format=torch.channels_last),
+                "b": torch.ones(1).expand(2),
+                "c": torch.ones(2),
+            }
+        )
+        == expected
+    )
     tied = torch.ones(2)
     assert digest({"a": base, "b": tied, "c": tied}) == expected
     assert digest({"a": base.numpy(), "b": np.ones(2, np.float32), "c": tied}) == expected
@@ -93,7 +112,11 @@ def test_threads_do_not_change_a_hash() -> None:
     assert payload.hash(threads=2) == payload.hash(threads=1)
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text("0123456789abcdef"), max_size=4))
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])), st.text("0123456789abcdef"), max_size=4
+    )
+)
 def test_no_crafted_name_makes_one_list_look_like_another(hashes: dict[str, str]) -> None:
     """Names may hold quotes, commas and digits of their own; joining texts would let them run together."""
     joined = {"".join(f"{name}{one}" for name, one in sorted(hashes.items())): ""}

@@ -11,7 +11,9 @@ from weightledger.registry import errors
 from weightledger.registry.errors import WeightLedgerError
 
 CLASSES = [
-    found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, WeightLedgerError)
+    found
+    for found in vars(errors).values()
+    if isinstance(found, type) and issubclass(found, WeightLedgerError)
 ]
 
 

@@ -28,7 +28,11 @@ def publish_scores(registry: Registry, *scores: float | None) -> None:
 def test_scores_that_come_later_are_added(registry: Registry) -> None:
     registry.publish(weights(1), metrics={"loss": 0.5})
     version = registry.record_metrics(1, reward=3, **{"eval/length": np.float32(2.5)})
-    assert dict(version.metrics) == {"loss": 0.5, "reward": 3.0, "eval/length": 2.5} == dict(registry.head().metrics)
+    assert (
+        dict(version.metrics)
+        == {"loss": 0.5, "reward": 3.0, "eval/length": 2.5}
+        == dict(registry.head().metrics)
+    )
 
 
 def test_a_score_of_the_same_name_replaces_the_older(registry: Registry) -> None:
@@ -40,7 +44,9 @@ def test_a_score_of_the_same_name_replaces_the_older(registry: Registry) -> None
 
 def test_nan_is_kept_as_nan_and_is_not_the_same_as_no_score(registry: Registry) -> None:
     """SQL-12, with the neighbours of both infinities."""
-    registry.publish(weights(1), metrics={"nan": math.nan, "up": math.inf, "down": -math.inf, "np": np.float32(1.5)})
+    registry.publish(
+        weights(1), metrics={"nan": math.nan, "up": math.inf, "down": -math.inf, "np": np.float32(1.5)}
+    )
     metrics = registry.head().metrics
     assert math.isnan(metrics["nan"]) and "other" not in metrics
     assert (metrics["up"], metrics["down"], metrics["np"]) == (math.inf, -math.inf, 1.5)
@@ -57,7 +63,9 @@ def test_nan_and_infinities_never_win(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("scores", [(math.nan, math.nan), (None,), (math.inf, -math.inf), ()])
-def test_without_a_finite_score_there_is_no_best(registry: Registry, scores: tuple[float | None, ...]) -> None:
+def test_without_a_finite_score_there_is_no_best(
+    registry: Registry, scores: tuple[float | None, ...]
+) -> None:
     """CK-15."""
     publish_scores(registry, *scores)
     with pytest.raises(NotFoundError, match="finite 'reward'.*'default'"):

@@ -156,7 +156,9 @@ def test_every_move_is_an_event(registry: Registry) -> None:
     registry.pin("w", "a", reason="why")
     registry.unpin("w")
     registry.delete_alias("a")
-    told = [(event.kind, event.version, event.worker) for event in registry.events() if event.kind != "publish"]
+    told = [
+        (event.kind, event.version, event.worker) for event in registry.events() if event.kind != "publish"
+    ]
     assert told == [
         ("alias", 1, None),
         ("alias", 2, None),

@@ -133,7 +133,15 @@ def test_what_is_best_held_pinned_aliased_or_pending_stays(registry: Registry) -
     report = registry.prune(keep_last=2, keep_best=("reward", 1))
     assert stored(registry) == [1, 2, 3, 4, 5, 6, 10, 11]
     why = {number: " ".join(reasons) for number, reasons in report.kept.items()}
-    for number, word in {1: "reward", 2: "w", 3: "eval-*", 4: "paper", 5: "slow", 6: "orphan", 10: "2"}.items():
+    for number, word in {
+        1: "reward",
+        2: "w",
+        3: "eval-*",
+        4: "paper",
+        5: "slow",
+        6: "orphan",
+        10: "2",
+    }.items():
         assert word in why[number]
 
 

@@ -29,7 +29,12 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 def test_a_version_says_everything_that_its_publish_said(registry: Registry) -> None:
     before = datetime.now(UTC)
     version = registry.publish(
-        weights(1), step=7, metrics={"reward": 2.5}, metadata={"lr": 1e-3}, message="first", extra={"epoch": 1}
+        weights(1),
+        step=7,
+        metrics={"reward": 2.5},
+        metadata={"lr": 1e-3},
+        message="first",
+        extra={"epoch": 1},
     )
     assert (version.policy, version.number, version.step, version.message) == ("default", 1, 7, "first")
     assert (version.parent, version.restores, version.state, version.stored) == (None, None, "stored", True)
@@ -66,7 +71,9 @@ def test_equal_content_is_shared_across_policies_and_kinds(registry: Registry) -
 
 def test_a_digest_is_the_same_for_module_state_dict_and_tensordict(registry: Registry) -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    versions = [registry.publish(each) for each in (module, module.state_dict(), TensorDict.from_module(module))]
+    versions = [
+        registry.publish(each) for each in (module, module.state_dict(), TensorDict.from_module(module))
+    ]
     assert len({version.digest for version in versions}) == 1
 
 
@@ -186,7 +193,16 @@ def test_every_whole_number_and_every_kind_of_number_is_accepted(registry: Regis
 
 def test_metadata_keeps_its_types(registry: Registry) -> None:
     """ST-13, with the neighbours bytes, tuples, big integers and infinities."""
-    said = {"step": 3, "lr": 1e-3, "tag": None, 'é\n"': "\0", "b": b"\xff", "t": (1, [2]), "big": 2**70, "inf": math.inf}
+    said = {
+        "step": 3,
+        "lr": 1e-3,
+        "tag": None,
+        'é\n"': "\0",
+        "b": b"\xff",
+        "t": (1, [2]),
+        "big": 2**70,
+        "inf": math.inf,
+    }
     registry.publish(weights(1), metadata=said)
     read = dict(registry.get(1).metadata)
     assert read == said and list(read) == list(said)
@@ -286,11 +302,15 @@ def test_tensors_made_in_inference_mode_come_back_as_normal_ones(registry: Regis
 
 
 def test_names_of_nonfinite_tensors_are_told(registry: Registry) -> None:
-    version = registry.publish({"ok": torch.zeros(2), "n": torch.tensor([math.nan]), "i": torch.tensor([math.inf])})
+    version = registry.publish(
+        {"ok": torch.zeros(2), "n": torch.tensor([math.nan]), "i": torch.tensor([math.inf])}
+    )
     assert version.nonfinite == ("i", "n") and registry.get(1).nonfinite == ("i", "n")
 
 
-def test_saving_what_was_loaded_changes_neither_the_old_version_nor_the_live_tensors(registry: Registry) -> None:
+def test_saving_what_was_loaded_changes_neither_the_old_version_nor_the_live_tensors(
+    registry: Registry,
+) -> None:
     """ST-19: loaded, changed, saved again; saved again unchanged; saved again with other metadata only."""
     registry.publish(weights(1))
     loaded = registry.load(1)
@@ -358,7 +378,10 @@ def test_non_persistent_buffers_are_in_a_tensordict_and_not_in_a_state_dict(regi
     assert list(registry.load(1)) == ["weight"]
     assert sorted(registry.load(2).keys()) == ["mean", "weight"]
     back = registry.rollback(1)
-    assert {name: value.item() for name, value in registry.load_extra(back).items()} == {"mean": 3.0, "count": 5.0}
+    assert {name: value.item() for name, value in registry.load_extra(back).items()} == {
+        "mean": 3.0,
+        "count": 5.0,
+    }
 
 
 def test_policies_of_one_registry_count_for_themselves(registry: Registry) -> None:
@@ -372,5 +395,8 @@ def test_policies_of_one_registry_count_for_themselves(registry: Registry) -> No
 
 def test_a_version_of_another_policy_is_not_taken_for_one_of_this(registry: Registry) -> None:
     registry.publish(weights(1))
-    with registry.for_policy("opponent") as opponent, pytest.raises(NotFoundError, match="'default'.*'opponent'"):
+    with (
+        registry.for_policy("opponent") as opponent,
+        pytest.raises(NotFoundError, match="'default'.*'opponent'"),
+    ):
         opponent.get(registry.head())

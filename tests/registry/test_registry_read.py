@@ -32,11 +32,19 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 def test_a_version_is_found_by_number_alias_head_and_record(registry: Registry) -> None:
     versions = publish_many(registry, 3)
     registry.set_alias("good", 2)
-    assert registry.get(2) == registry.get("good") == registry.get(versions[1]) == registry.get("v2") == versions[1]
+    assert (
+        registry.get(2)
+        == registry.get("good")
+        == registry.get(versions[1])
+        == registry.get("v2")
+        == versions[1]
+    )
     assert registry.get("head") == registry.head() == versions[2]
 
 
-@pytest.mark.parametrize("call", ["head", "get", "load", "load_extra", "restore", "rollback", "target", "pin", "best"])
+@pytest.mark.parametrize(
+    "call", ["head", "get", "load", "load_extra", "restore", "rollback", "target", "pin", "best"]
+)
 def test_an_empty_registry_says_so_and_nothing_hangs(registry: Registry, call: str) -> None:
     """RL-22."""
     calls: dict[str, Callable[[], Any]] = {
@@ -62,7 +70,9 @@ def test_questions_about_nothing_are_answered_with_nothing(registry: Registry) -
 
 
 @pytest.mark.parametrize("ref", [0, 99, -1, "99", "v99", "goood"])
-def test_what_does_not_exist_is_not_found_and_what_exists_is_named(registry: Registry, ref: int | str) -> None:
+def test_what_does_not_exist_is_not_found_and_what_exists_is_named(
+    registry: Registry, ref: int | str
+) -> None:
     """RL-22."""
     publish_many(registry, 5)
     registry.set_alias("good", 2)
@@ -89,7 +99,10 @@ def test_versions_come_oldest_first_and_a_limit_takes_the_newest(registry: Regis
 
 def test_a_policy_without_versions_names_the_others(registry: Registry) -> None:
     registry.publish(weights(1))
-    with registry.for_policy("opponnet") as other, pytest.raises(NotFoundError, match=r"'opponnet'.*'default'"):
+    with (
+        registry.for_policy("opponnet") as other,
+        pytest.raises(NotFoundError, match=r"'opponnet'.*'default'"),
+    ):
         other.head()
 
 

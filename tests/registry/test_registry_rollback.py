@@ -78,7 +78,9 @@ def test_a_rollback_of_a_rollback_restores_its_content(registry: Registry) -> No
     assert numbers(registry.versions()) == [1, 2, 3, 4, 5] and second.number == 4
 
 
-def test_a_rollback_with_one_version_only_says_that_there_is_nothing_to_go_back_to(registry: Registry) -> None:
+def test_a_rollback_with_one_version_only_says_that_there_is_nothing_to_go_back_to(
+    registry: Registry,
+) -> None:
     """RL-22."""
     registry.publish(weights(1))
     with pytest.raises(NotFoundError, match=r"nothing to roll back to.*v1"):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,8 +146,6 @@ from weightledger.registry import schema
 while time.time() < float(sys.argv[2]): pass
 print(schema.ensure(Path(sys.argv[1]), create=True, migrate=True))
 """
-    import time
-
     soon = time.time() + 3
     with ThreadPoolExecutor(4) as threads:
         answers = {done.stdout for done in threads.map(lambda _: run_python(code, path, soon), range(4))}

@@ -32,9 +32,13 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, float):
-        return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
+        return (math.isnan(one) and math.isnan(other)) or (
+            one == other and math.copysign(1, one) == math.copysign(1, other)
+        )
     if isinstance(one, dict):
-        return list(map(repr, one)) == list(map(repr, other)) and all(same(one[key], other[key]) for key in one)
+        return list(map(repr, one)) == list(map(repr, other)) and all(
+            same(one[key], other[key]) for key in one
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
@@ -61,7 +65,17 @@ def test_plain_values_are_plain_json() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, 1.0), (1, True), (0, None), ("1", 1), ([1], (1,)), ({0: 1}, {"0": 1}), (b"a", "a"), (0.0, -0.0), ("nan", math.nan)],
+    [
+        (1, 1.0),
+        (1, True),
+        (0, None),
+        ("1", 1),
+        ([1], (1,)),
+        ({0: 1}, {"0": 1}),
+        (b"a", "a"),
+        (0.0, -0.0),
+        ("nan", math.nan),
+    ],
 )
 def test_values_that_look_alike_stay_different(one: Any, other: Any) -> None:
     assert canonical(encode(one, "value")) != canonical(encode(other, "value"))
@@ -144,7 +158,9 @@ def test_a_container_that_holds_itself_is_refused() -> None:
         encode([deep], "metadata")
 
 
-@pytest.mark.parametrize("stored", [{"$what": 1}, {"$float": 3}, {"$tuple": 3}, {"$map": [1]}, {"$bytes": "?"}, {"$int": "x"}])
+@pytest.mark.parametrize(
+    "stored", [{"$what": 1}, {"$float": 3}, {"$tuple": 3}, {"$map": [1]}, {"$bytes": "?"}, {"$int": "x"}]
+)
 def test_json_that_nobody_encoded_is_a_corruption_error(stored: Any) -> None:
     with pytest.raises(CorruptionError, match="stored value"):
         decode(stored)

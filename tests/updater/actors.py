@@ -1,0 +1,249 @@
+"""Real actors with real faults, shared by the tests that run on the cluster, and the comparison of record and truth.
+
+Starting an actor costs seconds of importing torch, so tests that do not end their actors borrow them from a pool. A
+borrowed actor is known to no registry of the test: what it holds is noted by registry, and each test has its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from torch import nn
+
+from weightledger.registry import Registry
+from weightledger.registry.live import live_digest
+from weightledger.registry.records import Holding, WorkerStatus
+from weightledger.updater import RayRemoteWeightUpdater, SyncReport, acting, held_version
+
+PATIENCE = 90.0
+"""Seconds after which a test gives up waiting: far more than anything here needs."""
+
+
+def filled(value: float, width: int = 3) -> nn.Linear:
+    """Return a module that tells by every number in it which value it was made of."""
+    return fill(nn.Linear(width, 2), value)
+
+
+def fill(module: nn.Linear, value: float) -> nn.Linear:
+    with torch.no_grad():
+        module.weight.fill_(value)
+        module.bias.fill_(value)
+    return module
+
+
+class Rollouts:
+    """A plain class with a policy, as users have them: nothing of it knows of weightledger, but the stamp."""
+
+    def __init__(self, value: float = -1.0, width: int = 3) -> None:
+        self.initial = value
+        self.policy = filled(value, width)
+
+    def reset(self, value: float = -1.0, width: int = 3) -> None:
+        self.__init__(value, width)  # type: ignore[misc]
+
+    def value(self) -> float:
+        """Return the one number that all weights have; a mix would not have one."""
+        (value,) = {float(number) for tensor in self.policy.state_dict().values() for number in tensor.flatten()}
+        return value
+
+    def digest(self) -> str:
+        return live_digest(self.policy)[0]
+
+    def stamp(self, policy: str | None = None) -> int | None:
+        return held_version(self, policy)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def wait_for(self, path: str) -> None:
+        """Be busy until a file appears."""
+        wait_until(lambda: Path(path).exists(), f"{path} to appear")
+
+    def act_until(self, path: str) -> tuple[int | None, list[float], int | None]:
+        """Act until a file appears; return the version and the values seen, and the version after that."""
+        with acting(self) as version:
+            seen = {self.value()}
+            while not Path(path).exists():
+                seen.add(self.value())
+                time.sleep(0.005)
+        return version, sorted(seen), held_version(self)
+
+    def change(self, value: float) -> None:
+        fill(self.policy, value)
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+Worker = ray.remote(num_cpus=0, max_restarts=-1)(Rollouts)
+"""Comes back after each death."""
+Mortal = ray.remote(num_cpus=0)(Rollouts)
+"""Dies once."""
+Threaded = ray.remote(num_cpus=0, max_concurrency=6)(Rollouts)
+
+_pool: list[Any] = []
+
+
+def borrow(count: int, value: float = -1.0, width: int = 3) -> list[Any]:
+    """Return living actors that hold `value`; tests that share them run one after another."""
+    while len(_pool) < count:
+        _pool.append(Worker.remote())
+    actors = _pool[:count]
+    for actor in actors:
+        restarted(actor)
+    get([actor.reset.remote(value, width) for actor in actors])
+    return actors
+
+
+def get(refs: Any) -> Any:
+    return ray.get(refs, timeout=PATIENCE)
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
+        time.sleep(0.02)
+
+
+def restarted(actor: Any) -> None:
+    """Wait until an actor answers, in whatever life."""
+
+    def answers() -> bool:
+        try:
+            ray.get(actor.pid.remote(), timeout=PATIENCE)
+        except ray.exceptions.RayActorError:
+            return False
+        return True
+
+    wait_until(answers, "an actor to answer")
+
+
+def crash(actor: Any) -> None:
+    """End the process of an actor from inside, and wait until it is over."""
+    pid = get(actor.pid.remote())
+    actor.die.remote()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} to end")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def kill(actor: Any) -> None:
+    """Kill an actor for good, and wait until the cluster knows."""
+    ray.kill(actor)
+
+    def is_dead() -> bool:
+        try:
+            ray.get(actor.__ray_ready__.remote(), timeout=PATIENCE)
+        except ray.exceptions.ActorDiedError:
+            return True
+        except ray.exceptions.RayActorError:
+            return False
+        return False
+
+    wait_until(is_dead, "an actor to be dead")
+
+
+def steer(
+    folder: Path, actors: Iterable[Any], *, policy: str = "default", value: float = 1.0, **options: Any
+) -> tuple[RayRemoteWeightUpdater, nn.Linear]:
+    """Return an updater of a new or existing registry in a folder, and its learner."""
+    handles = list(actors)
+    learner = filled(value)
+    registry = Registry.open(folder, policy=policy)
+    options.setdefault("names", [f"w{index}" for index in range(len(handles))])
+    options.setdefault("timeout", PATIENCE)
+    return RayRemoteWeightUpdater(learner, handles, registry=registry, **options), learner
+
+
+def learn(updater: RayRemoteWeightUpdater, value: float, **options: Any) -> SyncReport:
+    """Train to a value, so to speak, and update."""
+    fill(updater.policy_weights, value)
+    report = updater.update_weights(**options)
+    assert isinstance(report, SyncReport)
+    return report
+
+
+def statuses(report: SyncReport) -> list[str]:
+    return [outcome.status for outcome in report.workers.values()]
+
+
+def status_of(registry: Registry, name: str) -> WorkerStatus:
+    (status,) = [status for status in registry.workers() if status.name == name]
+    return status
+
+
+def check_truth(updater: RayRemoteWeightUpdater, living: Iterable[int] | None = None) -> None:
+    """Compare the record with what each actor really holds, as read back from the actor.
+
+    Args:
+        living: ids of the actors that can answer now; by default all.
+    """
+    names = {seat.id: seat.name for seat in updater.seats}
+    handles = dict(zip(updater.all_worker_ids(), updater.remote_collectors, strict=True))
+    ids = list(handles) if living is None else list(living)
+    compare(updater.registry, {names[key]: handles[key] for key in ids})
+
+
+def compare(registry: Registry, actors: Mapping[str, Any]) -> None:
+    """As `check_truth`, for named actors. What the record does not claim to know is not compared."""
+    statuses = {status.name: status for status in registry.workers()}
+    held = {holding.worker: holding for holding in registry.holdings() if holding.state == "held"}
+    assert {name for name, status in statuses.items() if status.state == "confirmed"} == set(held)
+    digests = dict(zip(actors, get([actor.digest.remote() for actor in actors.values()]), strict=True))
+    stamps = get([actor.stamp.remote(registry.policy) for actor in actors.values()])
+    for (name, digest), stamp in zip(digests.items(), stamps, strict=True):
+        status = statuses[name]
+        if status.state != "confirmed":
+            assert status.held is None
+            continue
+        assert status.held is not None
+        assert held[name].version == status.held == stamp
+        assert held[name].incarnation == status.incarnation
+        assert digest == held[name].sent_digest, f"{name} is on record with v{status.held} and holds something else"
+        assert status.pending is None
+    check_intervals(registry)
+
+
+def check_intervals(registry: Registry) -> None:
+    """Each worker's holdings are whole stretches that follow each other, in the order of their pushes."""
+    by_worker: dict[str, list[Holding]] = {}
+    for holding in registry.history():
+        by_worker.setdefault(holding.worker, []).append(holding)
+    for holdings in by_worker.values():
+        assert [one.order for one in holdings] == sorted({one.order for one in holdings})
+        confirmed = [one for one in holdings if one.confirmed_at is not None]
+        for one in confirmed:
+            assert one.confirmed_at is not None
+            assert one.pushed_at <= one.confirmed_at
+            assert one.ended_at is None or one.ended_at >= one.confirmed_at
+            assert one.incarnation is not None
+        for earlier, later in zip(confirmed, confirmed[1:], strict=False):
+            assert later.confirmed_at is not None
+            assert earlier.ended_at is not None
+            assert earlier.ended_at <= later.confirmed_at
+        assert len([one for one in holdings if one.ended_at is None and one.confirmed_at is None]) <= 1
+
+
+def ends(registry: Registry, worker: str) -> list[tuple[int, str | None]]:
+    """Return each version that a worker was sent, and how its holding ended."""
+    return [(holding.version, holding.ended_how) for holding in registry.history(worker=worker)]
+
+
+def kinds(registry: Registry, worker: str | None = None) -> list[str]:
+    """Return the kinds of the events about a worker, oldest first."""
+    return [event.kind for event in registry.events(worker=worker)]
