@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -147,20 +146,27 @@ def set_at(live: Live, path: Path, value: Any) -> None:
         if locked is None and getattr(holder, "is_locked", False):
             locked = holder
         holder = _step(holder, key)
-    with ExitStack() as stack:
-        if locked is None and getattr(holder, "is_locked", False):
-            locked = holder
-        if locked is not None:
-            # Unlocked at the outermost, since a part cannot be unlocked alone; locked again at the end.
-            stack.enter_context(locked.unlock_())
-        if hasattr(holder, "tensordicts"):
-            holder.tensordicts[path[-1]] = type(holder.tensordicts[path[-1]])(
-                value, batch_size=holder.tensordicts[path[-1]].batch_size
-            )
-        elif hasattr(holder, "set_non_tensor"):
-            holder.set_non_tensor(path[-1], value)
-        else:
-            holder[path[-1]] = value
+    if locked is None and getattr(holder, "is_locked", False):
+        locked = holder
+    if locked is None:
+        _put(holder, path[-1], value)
+        return
+    # Unlocked at the outermost, since a part cannot be unlocked alone.
+    locked.unlock_()
+    try:
+        _put(holder, path[-1], value)
+    finally:
+        locked.lock_()
+
+
+def _put(holder: Any, key: Any, value: Any) -> None:
+    if hasattr(holder, "tensordicts"):
+        before = holder.tensordicts[key]
+        holder.tensordicts[key] = type(before)(value, batch_size=before.batch_size)
+    elif hasattr(holder, "set_non_tensor"):
+        holder.set_non_tensor(key, value)
+    else:
+        holder[key] = value
 
 
 def _step(holder: Any, key: Any) -> Any:

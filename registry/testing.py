@@ -90,7 +90,9 @@ class SnapshotStoreTests:
     def test_a_header_is_read_without_the_data(self, tmp_path: Path) -> None:
         """And a file that has none is damaged."""
         store = self.make_store(tmp_path)
-        for at, (content, header) in enumerate([(_SMALL + b"data", _HEADER), (b"1234", None), (b"\xff" * 8, None)]):
+        for at, (content, header) in enumerate(
+            [(_SMALL + b"data", _HEADER), (b"1234", None), (b"\xff" * 8, None)]
+        ):
             with store.create(f"id-{at}") as writer:
                 writer.write_at(0, content)
                 uri = writer.commit(f"{at}.safetensors")

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from weightledger.registry import Registry, codec, fleet
 from weightledger.registry.errors import ConflictError, InUseError
 from weightledger.registry.ledger import Ref
-from weightledger.registry.payload import Payload
+from weightledger.registry.payload import Payload, parse
 from weightledger.registry.publishing import Draft, Publication
 from weightledger.registry.records import Version
 from weightledger.registry.restore import check_fit, copy_into
@@ -159,6 +159,10 @@ class RemoteWeightUpdaterBase(ABC):
         """Turn bytes into what `_sync_weights_with_worker` gets as `handle`. Called once a version."""
         return payload.buffer.copy()
 
+    def _fetch(self, handle: Any) -> Any:
+        """Turn a handle back into its bytes, as one uint8 array; None when they are lost."""
+        return handle
+
     def _collect(self, handles: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
         """Wait for answers: receipts or exceptions by worker id; those that did not come in time are left out.
 
@@ -283,7 +287,7 @@ class RemoteWeightUpdaterBase(ABC):
             ledger = self.registry.ledger
             with ledger.reading() as conn:
                 wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
-            payload = self.registry.payload(wanted)
+            payload = self._payload_of(wanted)
             check_fit(payload, self.policy_weights)
             version = self.registry.rollback(
                 wanted, reason=reason, expected_head=None if self.head is None else self.head.number
@@ -339,7 +343,7 @@ class RemoteWeightUpdaterBase(ABC):
             self._check_open()
             self._drain()
             head = self.registry.head()
-            payload = self.registry.payload(head)
+            payload = self._payload_of(head)
             copy_into(payload, self.policy_weights)
             self._believe(head)
             with self.registry.ledger.writing() as conn:
@@ -490,10 +494,20 @@ class RemoteWeightUpdaterBase(ABC):
                 newest = None
         if newest is not None and newest.restores is not None:
             self._drain()
-            self._take_over(newest, self.registry.payload(newest))
+            self._take_over(newest, self._payload_of(newest))
             request.publish, request.forced, request.adopted = False, True, True
         elif newest is not None:
             self._believe(newest)
+
+    def _payload_of(self, version: Version) -> Payload:
+        """Return a version's bytes: those handed out already, else read from its file and verified."""
+        found = self.shelf.find(version.digest)
+        if found is not None and found.sent_digest == version.digest:
+            buffer = self._fetch(found.handle)
+            if buffer is not None:
+                return parse(buffer, f"v{version.number} of policy {version.policy!r}")
+            self.shelf.drop(version.digest)
+        return self.registry.payload(version)
 
     def _take_over(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""

@@ -6,7 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+)
 
 from weightledger.registry import Registry
 from weightledger.registry.payload import Payload
@@ -126,6 +133,15 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         if payload.buffer.nbytes <= _INLINE_BYTES:
             return payload.buffer.copy()
         return ray.put(payload.buffer)
+
+    def _fetch(self, handle: Any) -> Any:
+        if not isinstance(handle, ray.ObjectRef):
+            return handle
+        try:
+            return ray.get(handle, timeout=self.timeout)
+        except (ObjectLostError, GetTimeoutError):
+            # Evicted, or its owner or node died; the file has it still.
+            return None
 
     def _collect(self, handles: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
         refs = {key: handle for key, handle in handles.items() if isinstance(handle, ray.ObjectRef)}

@@ -49,6 +49,11 @@ class _State:
             plans.clear()
         return plans
 
+    def note(self, series: Series, note: Note | None) -> None:
+        """Write down what is held now; the series that was written last stands last."""
+        self.notes.pop(series, None)
+        self.notes[series] = note
+
     def begin_acting(self) -> None:
         """Keep pushes out until `end_acting`. Many may act at once, also within one thread."""
         with self._changed:
@@ -118,7 +123,7 @@ def receive(worker: Any, push: Push | Probe, payload: Any = None) -> Receipt | I
             return _carry_out(state, worker, push, payload)
     except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
         # Only what `_carry_out` does not foresee arrives here, so nothing is claimed about what the worker holds.
-        state.notes[push.series] = None
+        state.note(push.series, None)
         return _receipt(state, push, "broken", error=_text(error))
 
 
@@ -143,20 +148,22 @@ def held_version(worker: Any, policy: str | None = None) -> int | None:
 
     Args:
         worker: the actor object (`self`).
-        policy: which series; may be left out while there is only one.
+        policy: which policy; may be left out while there is only one. Of one that was pushed from several registries
+            the last counts.
 
     Returns:
         The version, or None before the first push and when it is not known.
 
     Raises:
-        ValueError: the worker holds several series and `policy` does not single one out.
+        ValueError: the worker holds several policies and `policy` does not say which.
     """
-    notes = _state_of(worker).notes
-    found = [note for series, note in notes.items() if policy is None or series[1] == policy]
+    notes = dict(_state_of(worker).notes)
+    found = {name: note for (_, name), note in notes.items() if policy is None or name == policy}
     if len(found) > 1:
-        held = ", ".join(f"{name!r} of registry {uuid}" for uuid, name in notes)
-        raise ValueError(f"this worker holds several series ({held}); say which with policy=")
-    return found[0].version if found and found[0] is not None else None
+        held = ", ".join(repr(name) for name in found)
+        raise ValueError(f"this worker holds several policies ({held}); say which with policy=")
+    (note,) = found.values() or (None,)
+    return None if note is None else note.version
 
 
 class acting:
@@ -216,7 +223,7 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     if payload is None:
         if before is None or before.sent_digest != push.sent_digest:
             return _receipt(state, push, "bytes_wanted", before=before)
-        state.notes[push.series] = _note(push, push.sent_digest, ())
+        state.note(push.series, _note(push, push.sent_digest, ()))
         return _receipt(state, push, "relabelled", before=before)
 
     from weightledger.registry import codec
@@ -243,13 +250,13 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
         except InvalidWeightsError as error:
             return _receipt(state, push, "kept", before=before, error=_text(error))
     else:
-        state.notes[push.series] = None
+        state.note(push.series, None)
         answer = push.apply(worker, weights, push.version)
         if answer is False or (isinstance(answer, dict) and answer.get("ok") is False):
             raise RuntimeError(f"apply answered {answer!r}")
     # What was cast on the way is other content than was sent.
     held = push.sent_digest if not cast else live_digest(target, tuple(parsed.layout.by_name))[0]
-    state.notes[push.series] = _note(push, held, cast)
+    state.note(push.series, _note(push, held, cast))
     return _receipt(state, push, "applied", before=before)
 
 

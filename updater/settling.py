@@ -18,8 +18,8 @@ class Trouble:
     """What the transport says instead of a receipt.
 
     `dead`: the worker is gone for good. `restarting`: its process ended, another life may follow. `failed`: the push
-    never reached the worker's code, which holds what it held. `doubtful`: the connection broke, it may have been
-    carried out. `silent`: no answer in time.
+    never reached the worker's code, which holds what it held. `bytes_lost`: nor did it here, as the transport lost the
+    weights on the way. `doubtful`: the connection broke, it may have been carried out. `silent`: no answer in time.
     """
 
     kind: str
@@ -86,7 +86,7 @@ def read_trouble(seat: Seat, push: Push | None, trouble: Trouble) -> Reading:
             verdict, status = "gone", "dead"
         case "restarting":
             verdict, status = "lost", "dead"
-        case "failed":
+        case "failed" | "bytes_lost":
             verdict, status = "kept", "failed"
         case "doubtful":
             verdict, status = "unknown", "failed"

@@ -74,6 +74,8 @@ class _Work:
     target: Target
     action: Action
     server: ServerWeights | None = None
+    reread: bool = False
+    """The transport lost the bytes once; they were read from the file again."""
 
 
 class Update:
@@ -432,7 +434,7 @@ class Update:
                 settlements.append(self._apply(seat, reading, result))
             if isinstance(result, Trouble) and result.kind == "restarting" and left > 0:
                 self._lose(work, result)
-            elif reading.resend:
+            elif reading.resend or self._must_reread(work, result):
                 work.action = "push"
                 again.append(work)
             elif work.action == "wait" and reading.status not in ("timeout", "dead"):
@@ -460,6 +462,22 @@ class Update:
             self._closed()
         self._send(again, order)
         self._outstanding.update({work.seat.id: work for work in again})
+
+    def _must_reread(self, work: _Work, result: Receipt | Trouble) -> bool:
+        """Forget bytes that the transport lost; tells whether they are to be sent once more, from the file."""
+        if not isinstance(result, Trouble) or result.kind != "bytes_lost":
+            return False
+        server = work.server
+        if server is not None:
+            self._ready.pop(server.version, None)
+            found = self._up.shelf.find(server.digest)
+            if found is not None and found.handle is server.handle:
+                self._up.shelf.drop(server.digest)
+        # While the version is being stored there is no file to read yet: the next update sends it.
+        storing = self._publication is not None and self._publication.number == work.target.version
+        again = not work.reread and not storing
+        work.reread = True
+        return again
 
     def _lose(self, work: _Work, trouble: Trouble) -> None:
         """A dead worker is reported; one that is being restarted is waited for, since it acts with initial weights."""

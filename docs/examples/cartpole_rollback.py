@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ class Training:
             extra=self.learner.extra,  # stored with every version, never sent to workers
             on_rollback=self.restore_optimizer,
         )
-        self.updater.update_weights(message="untrained").raise_for_failures()
+        self.updater.update_weights(worker_ids=[], message="untrained")  # published, sent to nobody yet
         registry.set_alias("best", "head")
         registry.pin("evaluator", "best", reason="plays whatever is best so far")
 
@@ -101,14 +102,14 @@ def is_proven(registry: Registry, batch: Batch) -> bool:
     )
 
 
-def show(registry: Registry, *arguments: str) -> None:
+def show(registry: str, *arguments: str) -> None:
     """Run the command line as a user would, in a process of its own."""
-    print(f"\n$ weightledger {' '.join(arguments)}", flush=True)
-    program = [sys.executable, "-m", "weightledger.registry.cli", "--registry", str(registry.location)]
-    subprocess.run([*program, *arguments], check=True)
+    command = ["--registry", registry, *arguments]
+    print(f"\n$ weightledger {shlex.join(command)}", flush=True)
+    subprocess.run([sys.executable, "-m", "weightledger.registry.cli", *command], check=True)
 
 
-def run(training: Training, registry: Registry) -> str:
+def run(training: Training, registry: Registry, location: str) -> str:
     """Learn, break, roll back, learn on; return what went wrong, or nothing."""
     print("\nLearning: each line is one version, played by four workers.")
     rewards = [training.play()]
@@ -144,9 +145,9 @@ def run(training: Training, registry: Registry) -> str:
         *(training.improve() for _ in range(6)),
     ]
 
-    show(registry, "log", "-n", str(len(broken) + 12))
-    show(registry, "status")
-    show(registry, "audit", "--version", str(abandoned.number))
+    show(location, "log", "-n", str(len(broken) + 12))
+    show(location, "status")
+    show(location, "audit", "--version", str(abandoned.number))
 
     doubtful = [batch for batch in training.batches if not is_proven(registry, batch)]
     proven = len(training.batches) - len(doubtful)
@@ -185,14 +186,14 @@ def main() -> int:
     with Registry.open(options.registry) as registry:
         training = Training(registry, options.seed)
         with training.updater:
-            trouble = run(training, registry)
+            trouble = run(training, registry, options.registry)
     ray.shutdown()
     if trouble:
         print(f"error: {trouble}", file=sys.stderr)
         return 1
 
     script = Path(sys.executable).with_name("weightledger")
-    command = f"{script if script.exists() else 'weightledger'} --registry {options.registry}"
+    command = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
     print("\nThe registry is still there. Try:")
     for arguments in (
         "log",
@@ -200,7 +201,7 @@ def main() -> int:
         "audit --worker rollout-0",
         "rollback --to best --reason 'why not'",
     ):
-        print(f"  {command} {arguments}")
+        print(f"  {shlex.join([str(command), '--registry', options.registry])} {arguments}")
     return 0
 
 

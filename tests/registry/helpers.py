@@ -1,7 +1,7 @@
 """Small weights, real child processes and small disks, shared by the tests of the registry.
 
-Children come from a fork server that has imported torch and the registry once, so that a test can afford dozens of them.
-What they run are functions of this package's modules, called by reference.
+Children come from a fork server that has imported torch and the registry once, so that a test can afford dozens of
+them. What they run are functions of this package's modules, called by reference.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def extra_file_of(registry: Registry, number: int) -> Path:
 def files(registry: Registry) -> list[str]:
     """Return the names of everything in the snapshots folder, hidden files included."""
     folder = registry.location / "snapshots"
-    return sorted(os.listdir(folder)) if folder.is_dir() else []
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def hold(registry: Registry, worker: str, number: int, *, confirm: bool = True) -> None:

@@ -1,5 +1,9 @@
 """One buffer in the safetensors layout: packed, hashed, sealed, parsed and checked."""
 
+# The stubs of torch call every submodule `Tensor | Module`, those of tensordict call every entry a Tensor.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportIndexIssue=false, reportAbstractUsage=false
+
 from __future__ import annotations
 
 import json
@@ -125,7 +129,10 @@ def test_a_plain_safetensors_file_can_be_read(tmp_path: Path) -> None:
     assert back.hashes is None
     assert back.structure is None
     assert all(torch.equal(back.tensors()[name], tensor) for name, tensor in weights.items())
-    header = b'{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}'
+    header = (
+        b'{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+        b'"f":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}'
+    )
     crooked = len(header).to_bytes(8, "little") + header + b"\7" + np.array([1, 2], np.float32).tobytes()
     assert parse(crooked, "crooked").tensors()["f"].tolist() == [1, 2]
 
@@ -250,7 +257,7 @@ def test_weights_of_inference_mode_are_packed_inside_and_outside_of_it() -> None
 def test_a_header_that_no_reader_would_open_is_refused() -> None:
     """ST-25: and the packer works on."""
     packer = Packer()
-    with pytest.raises(InvalidWeightsError, match="header of 1.* bytes"):
+    with pytest.raises(InvalidWeightsError, match=r"header of 1.* bytes"):
         packer.pack(flatten({"w": torch.zeros(1), "cfg": "x" * (101 * 2**20)}))
     assert packer.pack(flatten({"w": torch.zeros(1)})).layout.data_bytes == 4
 

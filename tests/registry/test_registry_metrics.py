@@ -68,7 +68,7 @@ def test_without_a_finite_score_there_is_no_best(
 ) -> None:
     """CK-15."""
     publish_scores(registry, *scores)
-    with pytest.raises(NotFoundError, match="finite 'reward'.*'default'"):
+    with pytest.raises(NotFoundError, match=r"finite 'reward'.*'default'"):
         registry.best("reward")
 
 
@@ -96,12 +96,12 @@ def test_the_best_is_one_that_can_be_loaded(registry: Registry) -> None:
 
 def test_an_unknown_metric_names_those_that_were_recorded(registry: Registry) -> None:
     publish_scores(registry, 1.0)
-    with pytest.raises(NotFoundError, match="'rewrad'.*reward"):
+    with pytest.raises(NotFoundError, match=r"'rewrad'.*reward"):
         registry.best("rewrad")
 
 
 def test_a_mode_is_max_or_min(registry: Registry) -> None:
-    with pytest.raises(ValueError, match="'max' or 'min'.*'best'"):
+    with pytest.raises(ValueError, match=r"'max' or 'min'.*'best'"):
         registry.best("reward", "best")
 
 

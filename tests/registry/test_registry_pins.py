@@ -81,7 +81,7 @@ def test_unpinning_gives_the_head_back(registry: Registry) -> None:
     registry.pin("w", 1)
     registry.unpin("w")
     assert registry.pins() == [] and registry.target("w").number == 5
-    with pytest.raises(NotFoundError, match="'w'.*nothing"):
+    with pytest.raises(NotFoundError, match=r"'w'.*nothing"):
         registry.unpin("w")
 
 
@@ -104,7 +104,7 @@ def test_a_pin_to_nothing_is_refused(registry: Registry, ref: int | str) -> None
 def test_pruned_versions_are_no_target(registry: Registry) -> None:
     registry.prune(keep_last=1)
     for call in (lambda: registry.pin("w", 2), lambda: registry.set_alias("a", 2)):
-        with pytest.raises(NotFoundError, match="v2.*pruned.*v5"):
+        with pytest.raises(NotFoundError, match=r"v2.*pruned.*v5"):
             call()
 
 
@@ -135,7 +135,7 @@ def test_aliases_are_listed_and_deleted(registry: Registry) -> None:
     assert registry.aliases() == {"a": 5, "b": 1}
     registry.delete_alias("b")
     assert registry.aliases() == {"a": 5}
-    with pytest.raises(NotFoundError, match="'b'.*a"):
+    with pytest.raises(NotFoundError, match=r"'b'.*a"):
         registry.delete_alias("b")
 
 

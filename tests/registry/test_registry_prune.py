@@ -93,7 +93,7 @@ def test_order_is_the_number_not_the_step(registry: Registry) -> None:
 def test_a_rule_that_keeps_nothing_is_refused(registry: Registry, rules: dict[str, Any]) -> None:
     """CK-03."""
     publish_many(registry, 3)
-    with pytest.raises(ValueError, match="prune.*accepted"):
+    with pytest.raises(ValueError, match=r"prune.*accepted"):
         registry.prune(**rules)
     assert stored(registry) == [1, 2, 3]
 
@@ -175,7 +175,7 @@ def test_extra_state_goes_with_its_last_version(registry: Registry) -> None:
     registry.prune(keep_last=1)
     assert not first.exists() and shared.exists()
     assert registry.load_extra()["m"].tolist() == [3, 3, 3]
-    with pytest.raises(NotFoundError, match="v1.*pruned.*v3"):
+    with pytest.raises(NotFoundError, match=r"v1.*pruned.*v3"):
         registry.load_extra(1)
 
 
@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_deleted_is_told_and_tried_again(registry: Registr
     with pytest.warns(UserWarning, match=rf"1 file.*tried again.*{path.name}"):
         report = registry.prune(keep_last=1)
     assert numbers(report) == [1, 2] and stored(registry) == [3]
-    with pytest.raises(NotFoundError, match="v1.*pruned"):
+    with pytest.raises(NotFoundError, match=r"v1.*pruned"):
         registry.load(1)
     assert registry.publish(weights(9)).number == 4, "training goes on"
     path.rmdir()
@@ -233,7 +233,7 @@ def test_a_store_that_never_deletes_does_not_stop_training(registry: Registry) -
     """CK-08's neighbour."""
     publish_many(registry, 3)
     willing, registry.snapshots = registry.snapshots, StubbornSnapshots(registry.location / "snapshots")
-    with pytest.warns(UserWarning, match="2 file.*busy"):
+    with pytest.warns(UserWarning, match=r"2 file.*busy"):
         registry.prune(keep_last=1)
     registry.publish(weights(9))
     assert stored(registry) == [3, 4] and len(files(registry)) == 4

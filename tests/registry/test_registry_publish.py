@@ -397,6 +397,6 @@ def test_a_version_of_another_policy_is_not_taken_for_one_of_this(registry: Regi
     registry.publish(weights(1))
     with (
         registry.for_policy("opponent") as opponent,
-        pytest.raises(NotFoundError, match="'default'.*'opponent'"),
+        pytest.raises(NotFoundError, match=r"'default'.*'opponent'"),
     ):
         opponent.get(registry.head())

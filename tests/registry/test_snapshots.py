@@ -107,7 +107,9 @@ def test_a_full_disk_is_named_and_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", FullDisk(4096, code))
         writer = store.create("id-1")
-        with pytest.raises(StorageError, match=rf"\.id-1\.tmp could not be written \({size} bytes needed\)") as caught:
+        with pytest.raises(
+            StorageError, match=rf"\.id-1\.tmp could not be written \({size} bytes needed\)"
+        ) as caught:
             writer.write_at(0, page_buffer(size))
         assert isinstance(caught.value.__cause__, OSError)
         assert store.leftovers() == []

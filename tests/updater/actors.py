@@ -20,6 +20,8 @@ from weightledger.registry import Registry
 from weightledger.registry.live import live_digest
 from weightledger.registry.records import Holding, WorkerStatus
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport, acting, held_version
+from weightledger.updater.lives import find_lives
+from weightledger.updater.settling import Trouble
 
 PATIENCE = 90.0
 """Seconds after which a test gives up waiting: far more than anything here needs."""
@@ -45,6 +47,7 @@ class Rollouts:
         self.policy = filled(value, width)
 
     def reset(self, value: float = -1.0, width: int = 3) -> None:
+        self.__dict__.clear()  # with what earlier tests pushed
         self.__init__(value, width)  # type: ignore[misc]
 
     def value(self) -> float:
@@ -121,6 +124,8 @@ def restarted(actor: Any) -> None:
     def answers() -> bool:
         try:
             ray.get(actor.pid.remote(), timeout=PATIENCE)
+        except ray.exceptions.ActorDiedError:
+            raise
         except ray.exceptions.RayActorError:
             return False
         return True
@@ -129,17 +134,10 @@ def restarted(actor: Any) -> None:
 
 
 def crash(actor: Any) -> None:
-    """End the process of an actor from inside, and wait until it is over."""
-    pid = get(actor.pid.remote())
+    """End the process of an actor from inside, and wait until the cluster knows."""
+    (before,) = find_lives({0: actor}).values()
     actor.die.remote()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} to end")
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    wait_until(lambda: find_lives({0: actor}).get(0) != before, "the cluster to see that an actor's process ended")
 
 
 def kill(actor: Any) -> None:
@@ -147,15 +145,10 @@ def kill(actor: Any) -> None:
     ray.kill(actor)
 
     def is_dead() -> bool:
-        try:
-            ray.get(actor.__ray_ready__.remote(), timeout=PATIENCE)
-        except ray.exceptions.ActorDiedError:
-            return True
-        except ray.exceptions.RayActorError:
-            return False
-        return False
+        life = find_lives({0: actor}).get(0)
+        return isinstance(life, Trouble) and life.kind == "dead"
 
-    wait_until(is_dead, "an actor to be dead")
+    wait_until(is_dead, "the cluster to see that an actor is dead")
 
 
 def steer(

@@ -1,0 +1,83 @@
+"""Memory, file descriptors and threads of processes, from /proc; bytes in the object stores, from Ray."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Runs in a process of its own, so that no lock of the measured one delays it.
+_WATCH = """
+import json, sys, time, select
+pids = sys.argv[1:]
+peaks = dict.fromkeys(pids, 0)
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0.002)[0]:
+    for pid in pids:
+        for line in open(f"/proc/{pid}/status"):
+            if line.startswith("RssAnon:"):
+                peaks[pid] = max(peaks[pid], int(line.split()[1]) * 1024)
+print(json.dumps(peaks))
+"""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of this machine."""
+
+    pid: int
+
+    def private(self) -> int:
+        """Return its private bytes; pages of files and of the object store are not among them."""
+        for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(f"/proc/{self.pid}/status has no RssAnon")
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def threads(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
+
+@dataclass
+class Peaks:
+    """The most private bytes that each process had, by process id; filled when the watch ends."""
+
+    by_pid: dict[int, int] = field(default_factory=dict)
+
+
+@contextmanager
+def watch(processes: Sequence[Process]) -> Iterator[Peaks]:
+    """Look at processes every few milliseconds while the block runs."""
+    peaks = Peaks()
+    command = [sys.executable, "-S", "-c", _WATCH, *(str(process.pid) for process in processes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
+        yield peaks
+        answer, _ = watcher.communicate("end\n", timeout=30)
+    peaks.by_pid = {int(pid): peak for pid, peak in json.loads(answer).items()}
+
+
+def store_stats() -> dict[str, Any]:
+    """Return what Ray says of the object store of each living node, by node id."""
+    import ray
+    from ray._private.internal_api import node_stats
+
+    return {
+        node["NodeID"]: node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False).store_stats
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+
+
+def store_bytes() -> int:
+    """Return the bytes in use in all object stores."""
+    return sum(stats.object_store_bytes_used for stats in store_stats().values())
