@@ -17,6 +17,7 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
+    bindparam,
     func,
     or_,
     select,
@@ -70,15 +71,18 @@ _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 # ---------------------------------------------------------------------- pins
 
 
+_PINS = (
+    select(PinRow, VersionRow.number)
+    .outerjoin(Alias, (Alias.policy_id == PinRow.policy_id) & (Alias.name == PinRow.alias))
+    .join(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
+    .where(PinRow.policy_id == bindparam("policy"))
+    .order_by(PinRow.id)
+)
+
+
 def pins(conn: Connection, policy: PolicyRef) -> list[Pin]:
     """Return the pins, oldest first."""
-    rows = conn.execute(
-        select(PinRow, VersionRow.number)
-        .outerjoin(Alias, (Alias.policy_id == PinRow.policy_id) & (Alias.name == PinRow.alias))
-        .join(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
-        .where(PinRow.policy_id == policy.id)
-        .order_by(PinRow.id)
-    )
+    rows = conn.execute(_PINS, {"policy": policy.id})
     return [
         Pin(
             worker=row.worker,

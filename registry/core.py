@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlalchemy import Engine, select
 
 from weightledger.registry import audit, inspection, schema, steering
-from weightledger.registry.engine import open_engine
+from weightledger.registry.engine import open_engine, use_write_ahead_log
 from weightledger.registry.errors import NotFoundError
 from weightledger.registry.ledger import Ledger, Ref
 from weightledger.registry.models import About
@@ -78,7 +78,10 @@ class Registry:
             raise ValueError(f"a policy name is printable text of 1 to 255 characters, found {policy!r}")
         folder = Path(os.path.abspath(Path(location).expanduser()))
         schema.ensure(folder / "registry.db", create=create, migrate=migrate)
-        registry = cls(folder, open_engine(folder / "registry.db"), LocalSnapshots(folder / "snapshots"), policy)
+        engine = open_engine(folder / "registry.db")
+        # Also here: an engine that was made before its folder takes itself for one that cannot write, and leaves it off.
+        use_write_ahead_log(engine)
+        registry = cls(folder, engine, LocalSnapshots(folder / "snapshots"), policy)
         recover(registry.engine, registry.runs, registry.snapshots, folder)
         return registry
 

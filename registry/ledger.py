@@ -22,15 +22,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, and_, bindparam, func, insert, select
 
+from weightledger.registry import audit, values
 from weightledger.registry import engine as db
-from weightledger.registry import values
 from weightledger.registry.audit import PolicyRef
 from weightledger.registry.errors import InvalidWeightsError, NotFoundError
 from weightledger.registry.models import (
     Alias,
     EventRow,
     Metric,
-    PinRow,
     Policy,
     Run,
     Snapshot,
@@ -66,13 +65,6 @@ _METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
 )
 _FILE = select(Snapshot).where(Snapshot.id == bindparam("snapshot"))
 _LAST_NUMBER = select(Policy.last_number).where(Policy.id == bindparam("policy"))
-_PINS = (
-    select(PinRow, VersionRow.number)
-    .outerjoin(Alias, and_(Alias.policy_id == PinRow.policy_id, Alias.name == PinRow.alias))
-    .join(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
-    .where(PinRow.policy_id == bindparam("policy"))
-    .order_by(PinRow.id)
-)
 _RUN = select(Run.id).where(Run.id == bindparam("run"))
 _ADD_EVENT = insert(EventRow)
 
@@ -424,25 +416,14 @@ class Ledger:
             .where(Alias.policy_id == policy.id)
             .order_by(Alias.name)
         )
-        return dict(rows.tuples().all())
+        return {row.name: row.number for row in rows}
 
     def pins(self, conn: Connection) -> list[Pin]:
         """Return the pins, oldest first."""
         policy = self.find_policy(conn)
         if policy is None:
             return []
-        rows = conn.execute(_PINS, {"policy": policy.id})
-        return [
-            Pin(
-                worker=row.worker,
-                ref=row.number if row.alias is None else row.alias,
-                version=row.number,
-                reason=row.reason,
-                created_at=row.created_at,
-                run=row.run_id,
-            )
-            for row in rows
-        ]
+        return audit.pins(conn, policy)
 
     # ------------------------------------------------------------------ helpers
 

@@ -204,7 +204,8 @@ class Packer:
         Raises:
             InvalidWeightsError: The header would be larger than safetensors readers accept.
         """
-        layout, text = self._arrange(content, policy, step)
+        schema = _schema_of(content)
+        layout, text = self._arrange(content, schema, policy, step)
         buffer = self._room_for(layout)
         payload = Payload(buffer, layout, content.values)
         payload.structure, payload.policy, payload.step = content.structure, policy, step
@@ -219,7 +220,8 @@ class Packer:
             layout, values=content.values, structure=content.structure, policy=policy, step=step
         )
         write_header(buffer.data, layout, text)
-        self._payload = payload
+        # Only now: what failed on the way must not be taken for the schema of what the buffer holds.
+        self._payload, self._schema = payload, schema
         return payload
 
     def holds(self, content: Content) -> bool:
@@ -253,12 +255,9 @@ class Packer:
                     return False
         return True
 
-    def _arrange(self, content: Content, policy: str, step: int | None) -> tuple[Layout, bytes]:
-        schema = [
-            [(name, tensor.dtype, tensor.shape) for name, tensor in content.tensors.items()],
-            content.ties,
-            list(content.values),
-        ]
+    def _arrange(
+        self, content: Content, schema: list[Any], policy: str, step: int | None
+    ) -> tuple[Layout, bytes]:
         known = None if self._payload is None else self._payload.layout
         if known is None or schema != self._schema:
             layout = arrange(
@@ -269,7 +268,6 @@ class Packer:
             known = None
         else:
             layout = known
-        self._schema = schema
         text = header_text(
             layout, values=content.values, structure=content.structure, policy=policy, step=step
         )
@@ -344,6 +342,11 @@ def _whole_file(target: Path, nbytes: int) -> Iterator[BinaryIO]:
             raise
     except OSError as error:
         raise StorageError(f"{target} could not be written ({nbytes} bytes): {error}") from error
+
+
+def _schema_of(content: Content) -> list[Any]:
+    tensors = [(name, tensor.dtype, tensor.shape) for name, tensor in content.tensors.items()]
+    return [tensors, content.ties, list(content.values)]
 
 
 def _runs(specs: tuple[Spec, ...]) -> Iterator[tuple[str, list[Spec]]]:

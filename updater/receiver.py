@@ -51,8 +51,8 @@ class _State:
 
     def note(self, series: Series, note: Note | None) -> None:
         """Write down what is held now; the series that was written last stands last."""
-        self.notes.pop(series, None)
-        self.notes[series] = note
+        # In one step, since other threads read it without the lock.
+        self.notes = {other: kept for other, kept in self.notes.items() if other != series} | {series: note}
 
     def begin_acting(self) -> None:
         """Keep pushes out until `end_acting`. Many may act at once, also within one thread."""
@@ -116,15 +116,16 @@ def receive(worker: Any, push: Push | Probe, payload: Any = None) -> Receipt | I
     if isinstance(push, Probe):
         return _inspect(worker, push)
     state = _state_of(worker)
-    try:
-        with state.pushing(push.patience) as alone:
-            if not alone:
-                return _receipt(state, push, "kept", error=f"still acting after {push.patience:g} s")
+    with state.pushing(push.patience) as alone:
+        if not alone:
+            return _receipt(state, push, "kept", error=f"still acting after {push.patience:g} s")
+        before = state.notes.get(push.series)
+        try:
             return _carry_out(state, worker, push, payload)
-    except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
-        # Only what `_carry_out` does not foresee arrives here, so nothing is claimed about what the worker holds.
-        state.note(push.series, None)
-        return _receipt(state, push, "broken", error=_text(error))
+        except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
+            # Only what `_carry_out` does not foresee arrives here, so nothing is claimed about what the worker holds.
+            state.note(push.series, None)
+            return _receipt(state, push, "broken", before=before, error=_text(error))
 
 
 def _inspect(worker: Any, probe: Probe) -> Inspection:

@@ -35,10 +35,10 @@ def interleave(contenders: Sequence[Contender], rounds: int, *, warmups: int = 1
         warmups: rounds before the first that counts; they are checked in full.
     """
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    gc.collect()
     for count in range(-warmups, rounds):
         for contender in contenders:
             contender.prepare()
-            gc.collect(0)
             began = time.perf_counter()
             outcome = contender.run()
             took = time.perf_counter() - began

@@ -262,6 +262,18 @@ def test_a_header_that_no_reader_would_open_is_refused() -> None:
     assert packer.pack(flatten({"w": torch.zeros(1)})).layout.data_bytes == 4
 
 
+def test_a_pack_that_failed_is_not_taken_for_what_the_buffer_holds() -> None:
+    """CK-10: the schema of the failed one comes again, with a value that fits."""
+    packer = Packer()
+    packer.pack(flatten({"w": torch.zeros(1)}))
+    with pytest.raises(InvalidWeightsError):
+        packer.pack(flatten({"w": torch.zeros(2), "cfg": "x" * (101 * 2**20)}))
+    content = flatten({"w": torch.ones(2), "cfg": "x"})
+    payload = packer.pack(content)
+    assert payload.tensors()["w"].tolist() == [1, 1]
+    assert packer.holds(content)
+
+
 def test_packing_needs_one_copy_of_the_state() -> None:
     """ST-24: peak memory grows by less than 1.3 times the state, hashing and looking for NaN included."""
     program = """

@@ -7,6 +7,7 @@ borrowed actor is known to no registry of the test: what it holds is noted by re
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 import torch
+from ray._private.internal_api import memory_summary
 from torch import nn
 
 from weightledger.registry import Registry
@@ -93,14 +95,15 @@ Mortal = ray.remote(num_cpus=0)(Rollouts)
 """Dies once."""
 Threaded = ray.remote(num_cpus=0, max_concurrency=6)(Rollouts)
 
-_pool: list[Any] = []
+_pools: dict[Any, list[Any]] = {}
 
 
-def borrow(count: int, value: float = -1.0, width: int = 3) -> list[Any]:
+def borrow(count: int, value: float = -1.0, width: int = 3, *, kind: Any = Worker) -> list[Any]:
     """Return living actors that hold `value`; tests that share them run one after another."""
-    while len(_pool) < count:
-        _pool.append(Worker.remote())
-    actors = _pool[:count]
+    pool = _pools.setdefault(kind, [])
+    while len(pool) < count:
+        pool.append(kind.remote())
+    actors = pool[:count]
     for actor in actors:
         restarted(actor)
     get([actor.reset.remote(value, width) for actor in actors])
@@ -240,3 +243,12 @@ def ends(registry: Registry, worker: str) -> list[tuple[int, str | None]]:
 def kinds(registry: Registry, worker: str | None = None) -> list[str]:
     """Return the kinds of the events about a worker, oldest first."""
     return [event.kind for event in registry.events(worker=worker)]
+
+
+def store_bytes() -> int:
+    """Return how many bytes the cluster's object store holds, spilled ones included."""
+    summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    found = re.search(r"Plasma memory usage ([0-9.]+) MiB", summary)
+    assert found is not None, summary
+    spilled = re.search(r"Spilled ([0-9.]+) MiB", summary)
+    return int((float(found[1]) + (float(spilled[1]) if spilled else 0.0)) * 2**20)

@@ -94,7 +94,8 @@ class Fleet(RuleBasedStateMachine):
         self.versions: dict[int, Version] = {}
         self.orders: dict[tuple[int, int], int] = {}
         self.unnoticed: set[int] = set()  # died or came back since the driver last looked
-        self.drifted: set[int] = set()
+        self.drifted: set[int] = set()  # hold something else than their own note says
+        self.unprobed: set[int] = set()  # of these, whom nobody has looked into
         self.drive([])
 
     def drive(self, fakes: list[Any]) -> None:
@@ -194,7 +195,7 @@ class Fleet(RuleBasedStateMachine):
             if not (fake.hanging or fake.dead):
                 assert held.digest == self.digest_of(fake.worker.policy)
                 assert held.matches == (held.version is not None and held.digest == self.digest(held.version))
-                self.drifted.discard(key)
+                self.unprobed.discard(key)
 
     @rule(keep=st.integers(1, 2))
     def prune(self, keep: int) -> None:
@@ -223,12 +224,13 @@ class Fleet(RuleBasedStateMachine):
     def restart(self, chosen: int) -> None:
         self.driver.restart(chosen)
         self.unnoticed.add(chosen)
-        self.drifted.discard(chosen)
+        self.renew(chosen)
 
     @rule(chosen=ids)
     def drift(self, chosen: int) -> None:
         self.driver.drift(chosen, lambda policy: fill(policy, 77.0))
         self.drifted.add(chosen)
+        self.unprobed.add(chosen)
 
     @precondition(lambda self: hasattr(self, "driver") and self.driver.sent)
     @rule(data=picks)
@@ -274,10 +276,9 @@ class Fleet(RuleBasedStateMachine):
         for key, fake in enumerate(self.driver.fakes()):
             if fake.dead:
                 self.driver.restart(key)
-                self.drifted.discard(key)
+                self.renew(key)
             self.driver.wake(key)
-        self.driver.probe()
-        self.drifted.clear()
+        self.probe()
         report = self.driver.sync()
         self.looked_at(report)
         for key, name in enumerate(WORKERS):
@@ -299,9 +300,9 @@ class Fleet(RuleBasedStateMachine):
             self.unnoticed.discard(key)
             fake = self.driver.fakes()[key]
             if outcome.status == "synced":
-                self.drifted.discard(key)
+                self.renew(key)
                 assert outcome.held == outcome.target
-            if outcome.status in ("synced", "current", "skipped") and key not in self.drifted and report.version:
+            if outcome.status in ("synced", "current", "skipped") and key not in self.unprobed and report.version:
                 assert outcome.held is not None
                 assert self.digest_of(fake.worker.policy) == self.digest(outcome.held), outcome
             assert (outcome.status == "dead") <= (fake.dead or not report.version)
@@ -321,7 +322,7 @@ class Fleet(RuleBasedStateMachine):
             assert status.incarnation == f"life-{fake.life}"
             assert held_version(fake.worker) == status.held
             assert status.pending is None
-            if key not in self.drifted:
+            if key not in self.unprobed:
                 assert self.digest_of(fake.worker.policy) == self.digest(status.held), status
 
     @invariant()
@@ -385,6 +386,11 @@ class Fleet(RuleBasedStateMachine):
             assert live_digest(self.registry.load(number))[0] == self.digest(number)
 
     # ------------------------------------------------------------------ helpers
+
+    def renew(self, key: int) -> None:
+        """Note that a worker has fresh weights, in a new life or by a push."""
+        self.drifted.discard(key)
+        self.unprobed.discard(key)
 
     def stored(self) -> list[int]:
         return [version.number for version in self.registry.versions() if version.stored]
