@@ -10,18 +10,16 @@ import os
 import warnings
 from collections.abc import Mapping
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
 from weightledger.registry import audit, inspection, schema, steering
 from weightledger.registry.engine import open_engine, use_write_ahead_log
 from weightledger.registry.errors import NotFoundError
 from weightledger.registry.ledger import Ledger, Ref
-from weightledger.registry.models import About
 from weightledger.registry.pruning import prune
 from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
 from weightledger.registry.recovery import recover
@@ -47,10 +45,12 @@ class Registry:
         (1, {'reward': 12.5})
     """
 
-    def __init__(self, location: Path, engine: Engine, snapshots: SnapshotStore, policy: str) -> None:
+    def __init__(self, location: Path, engine: Engine, snapshots: SnapshotStore, policy: str, uuid: str) -> None:
         self.location = location
         """The folder, absolute."""
         self.policy = policy
+        self.uuid = uuid
+        """The registry's own identity, 32 hexadecimal digits, made once."""
         self.engine = engine
         self.snapshots = snapshots
         self.runs = RunKeeper(location)
@@ -77,11 +77,11 @@ class Registry:
         if not isinstance(policy, str) or not policy.strip() or len(policy) > 255 or not policy.isprintable():
             raise ValueError(f"a policy name is printable text of 1 to 255 characters, found {policy!r}")
         folder = Path(os.path.abspath(Path(location).expanduser()))
-        schema.ensure(folder / "registry.db", create=create, migrate=migrate)
+        # The engine is made after its folder: made before, it would take itself for one that cannot write.
+        uuid = schema.ensure(folder / "registry.db", create=create, migrate=migrate)
         engine = open_engine(folder / "registry.db")
-        # Also here: an engine that was made before its folder takes itself for one that cannot write, and leaves it off.
         use_write_ahead_log(engine)
-        registry = cls(folder, engine, LocalSnapshots(folder / "snapshots"), policy)
+        registry = cls(folder, engine, LocalSnapshots(folder / "snapshots"), policy, uuid)
         recover(registry.engine, registry.runs, registry.snapshots, folder)
         return registry
 
@@ -107,12 +107,6 @@ class Registry:
 
     def __repr__(self) -> str:
         return f"<Registry {str(self.location)!r} policy={self.policy!r}>"
-
-    @cached_property
-    def uuid(self) -> str:
-        """The registry's own identity, 32 hex digits, made once."""
-        with self.ledger.reading() as conn:
-            return conn.execute(select(About.uuid)).scalar_one()
 
     @property
     def publisher(self) -> Publisher:

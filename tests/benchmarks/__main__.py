@@ -33,12 +33,14 @@ def main(arguments: Sequence[str]) -> int:
     print(table.summary(outcomes))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (out / "results.md.txt").write_text(table.markdown(report, outcomes), encoding="utf-8")
+    if options.page is not None:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(table.replace_block(page, table.markdown(report, outcomes)), encoding="utf-8")
 
     from tests.benchmarks.plot import draw
 
     draw([result for outcome in outcomes for result in outcome.results], out / "results.svg")
-    print(f"saved in {out}: results.json, results.md.txt, results.svg")
+    print(f"saved in {out}: results.json, results.svg")
     return int(any(outcome.error for outcome in outcomes))
 
 
@@ -60,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="the smallest case of each row: does it work? The numbers say nothing"
     )
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where results are saved (%(default)s)")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help=f"also write the tables into this page, between {table.MARKERS[0]} and its end"
+    )
     parser.add_argument(
         "--scratch",
         type=Path,

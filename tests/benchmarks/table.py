@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.results import Result, Spread, amount
+from tests.benchmarks.results import Result, Spread, amount, spread
 from tests.benchmarks.running import Outcome
 
 HEAD = ("case", "subject", "median", "reference", "median", "ratio (quartiles)", "promised", "")
+MARKERS = ("<!-- results -->", "<!-- end of results -->")
 VERDICTS = {True: "reached", False: "NOT REACHED", None: ""}
 
 
@@ -58,6 +60,18 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return reached + (f"; could not be measured to the end: {', '.join(failed)}" if failed else "")
 
 
+def replace_block(page: str, block: str) -> str:
+    """Return a page with what lies between its two markers replaced.
+
+    Raises:
+        ValueError: it does not have exactly one of each.
+    """
+    parts = re.split("|".join(map(re.escape, MARKERS)), page)
+    if len(parts) != 3:
+        raise ValueError(f"expected one {MARKERS[0]} and one {MARKERS[1]} in the page, found {len(parts) - 1} of them")
+    return f"{parts[0]}{MARKERS[0]}\n\n{block}\n{MARKERS[1]}{parts[2]}"
+
+
 def _lines(result: Result) -> list[tuple[str, ...]]:
     median = amount(result.value().median, result.unit)
     promised = " or ".join(limit.text(result.unit) for limit in result.limits)
@@ -68,7 +82,7 @@ def _lines(result: Result) -> list[tuple[str, ...]]:
     for index, (name, samples) in enumerate(result.references.items()):
         mine = (result.case, result.subject, median) if index == 0 else ("", "", "")
         judged = (promised, verdict) if index == 0 else ("", "")
-        middle = amount(sorted(samples)[len(samples) // 2], result.unit)
+        middle = amount(spread(samples).median, result.unit)
         lines.append((*mine, name, middle, _ratio(result.ratio(name)), *judged))
     return lines
 
