@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, case, insert, select, update
+from sqlalchemy.orm import aliased
 
 from weightledger.registry.errors import InUseError, NotFoundError
 from weightledger.registry.ledger import Ledger, now
-from weightledger.registry.models import HoldingRow, Policy, VersionRow, Worker
+from weightledger.registry.models import HoldingRow, Policy, UtcDateTime, VersionRow, Worker
 
 Verdict = Literal["confirmed", "seen", "kept", "unknown", "drifted", "silent", "lost", "gone", "removed"]
 
@@ -122,15 +123,14 @@ _LAST_EVIDENCE = select(Worker.evidence_at).where(Worker.id == HoldingRow.worker
 
 # An earlier life's holding ended with its process, at the last time that there was evidence of it; one of the same life
 # was replaced by what the receipt confirms.
-_END_EARLIER_LIFE = (
-    update(HoldingRow)
-    .where(*_OPEN_HELD, HoldingRow.order != bindparam("o"), HoldingRow.incarnation != bindparam("inc"))
-    .values(ended_at=_LAST_EVIDENCE, ended_how="lost")
-)
-_END_REPLACED = (
+_OF_EARLIER_LIFE = HoldingRow.incarnation != bindparam("inc")
+_END_PREVIOUS = (
     update(HoldingRow)
     .where(*_OPEN_HELD, HoldingRow.order != bindparam("o"))
-    .values(ended_at=bindparam("at"), ended_how="replaced")
+    .values(
+        ended_at=case((_OF_EARLIER_LIFE, _LAST_EVIDENCE), else_=bindparam("at", type_=UtcDateTime())),
+        ended_how=case((_OF_EARLIER_LIFE, "lost"), else_="replaced"),
+    )
 )
 _CONFIRM = (
     update(HoldingRow)
@@ -147,10 +147,23 @@ _CONFIRM = (
         ended_how=None,
     )
 )
-# Older pushes that were never settled cannot arrive any more: the worker has seen a higher order.
+# Older pushes that were never settled cannot arrive any more: the worker has confirmed a higher order.
+_NEWER = aliased(HoldingRow)
 _END_OVERTAKEN = (
     update(HoldingRow)
-    .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
+    .where(
+        HoldingRow.policy_id == bindparam("policy"),
+        HoldingRow.ended_at.is_(None),
+        HoldingRow.confirmed_at.is_(None),
+        select(_NEWER.id)
+        .where(
+            _NEWER.worker_id == HoldingRow.worker_id,
+            _NEWER.ended_at.is_(None),
+            _NEWER.confirmed_at.is_not(None),
+            _NEWER.order > HoldingRow.order,
+        )
+        .exists(),
+    )
     .values(ended_at=bindparam("at"), ended_how="unconfirmed")
 )
 _FAIL = (
@@ -161,6 +174,11 @@ _FAIL = (
         HoldingRow.confirmed_at.is_(None),
     )
     .values(ended_at=bindparam("at"), ended_how="failed")
+)
+_END_OLDER = (
+    update(HoldingRow)
+    .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
+    .values(ended_at=bindparam("at"), ended_how="unconfirmed")
 )
 _END_PENDING = update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
 _END_HELD = update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
@@ -268,7 +286,7 @@ def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) 
     for item in settlements:
         by_verdict.setdefault(item.verdict, []).append(item)
     if confirmed := by_verdict.get("confirmed"):
-        _confirm(conn, confirmed, at)
+        _confirm(conn, ledger.policy_ref(conn).id, confirmed, at)
     if kept := by_verdict.get("kept"):
         _fail(conn, kept, at)
     if unknown := by_verdict.get("unknown"):
@@ -307,19 +325,14 @@ def leave(conn: Connection, workers: Sequence[int], why: str) -> None:
         )
 
 
-def _confirm(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
-    rows = [{"w": item.worker, "o": item.order, "at": at} for item in items]
-    lives = [{"w": item.worker, "o": item.order, "inc": item.incarnation} for item in items]
-    conn.execute(_END_EARLIER_LIFE, lives)
-    conn.execute(_END_REPLACED, rows)
-    conn.execute(
-        _CONFIRM,
-        [
-            {"w": item.worker, "o": item.order, "at": at, "inc": item.incarnation, "sent": item.sent_digest}
-            for item in items
-        ],
-    )
-    conn.execute(_END_OVERTAKEN, rows)
+def _confirm(conn: Connection, policy: int, items: Sequence[Settlement], at: datetime) -> None:
+    rows = [
+        {"w": item.worker, "o": item.order, "at": at, "inc": item.incarnation, "sent": item.sent_digest}
+        for item in items
+    ]
+    conn.execute(_END_PREVIOUS, [{key: row[key] for key in ("w", "o", "at", "inc")} for row in rows])
+    conn.execute(_CONFIRM, rows)
+    conn.execute(_END_OVERTAKEN, {"policy": policy, "at": at})
 
 
 def _fail(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
@@ -327,7 +340,7 @@ def _fail(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
     # A push that never reached the worker says nothing of those before it.
     heard = [item for item in items if item.incarnation is not None]
     if heard:
-        conn.execute(_END_OVERTAKEN, [{"w": item.worker, "o": item.order, "at": at} for item in heard])
+        conn.execute(_END_OLDER, [{"w": item.worker, "o": item.order, "at": at} for item in heard])
 
 
 def _close_pending(conn: Connection, items: Iterable[Settlement], how: str, at: datetime) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from sqlalchemy import Connection, or_, select
 
 from weightledger.registry.errors import CorruptionError, StorageError
@@ -17,10 +16,11 @@ from weightledger.registry.records import Fault, FaultKind
 from weightledger.registry.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
+    from weightledger.registry.arrays import Bytes
     from weightledger.registry.payload import Payload
 
 
-def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: np.ndarray | None = None) -> Payload:
+def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes | None = None) -> Payload:
     """Read a whole file and verify it against its digest.
 
     Args:

@@ -251,16 +251,16 @@ class HoldingRow(Base):
         Index("ix_holdings_version_order", "version_id", "order"),
         Index("ix_holdings_policy_order", "policy_id", "order"),
         # Open rows are few however long the history. `ended_at`, always NULL in here, and `order` make SQLite prefer
-        # these two small indices to those over all of a worker's rows.
+        # these two small indices to those over all of a worker's rows. PostgreSQL gets the same condition from the
+        # migration alone: said here, it would import that dialect at every start.
         Index(
             "ix_holdings_open_worker",
             "worker_id",
             "ended_at",
             "order",
             sqlite_where=_OPEN,
-            postgresql_where=_OPEN,
         ),
-        Index("ix_holdings_open_policy", "policy_id", "ended_at", sqlite_where=_OPEN, postgresql_where=_OPEN),
+        Index("ix_holdings_open_policy", "policy_id", "ended_at", sqlite_where=_OPEN),
     )
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     policy_id: Mapped[int] = mapped_column(ForeignKey("policies.id"))

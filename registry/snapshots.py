@@ -8,6 +8,8 @@ Rules:
 * What the disk refuses is a `StorageError` that names the path and the bytes that were needed. What should be there
   and is not, or is shorter than it should be, is a `CorruptionError`.
 * URIs are names relative to the store; a store can be moved as a folder.
+
+NumPy is imported where bytes are moved, so that questions about the record do not wait for it.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
-import numpy as np
-
-from weightledger.registry.arrays import Bytes, as_bytes, page_buffer
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.layout import LENGTH_BYTES, header_bytes
 
-Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
+if TYPE_CHECKING:
+    from weightledger.registry.arrays import Bytes
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview | Bytes"
 
 PAGE: Final = 4096  # bytes; what direct writes are aligned to
 _DIRECT_BYTES: Final = 8 << 20  # from here on a write goes past the page cache
@@ -138,12 +140,14 @@ class LocalSnapshots:
 
     def read(self, uri: str, into: Bytes | None = None) -> Bytes:
         """Read a whole file, into memory of its own."""
+        from weightledger.registry.arrays import page_buffer
+
         with self._opened(uri) as fd:
             size = os.fstat(fd).st_size
             if into is not None and into.nbytes != size:
                 raise CorruptionError(f"snapshot file {uri}: expected {into.nbytes} bytes, found {size}")
             target = page_buffer(size) if into is None else into
-            _fill(fd, target, uri)
+            _fill(fd, target.data, uri)
         return target
 
     def read_header(self, uri: str) -> bytes:
@@ -151,9 +155,9 @@ class LocalSnapshots:
         with self._opened(uri) as fd:
             prefix = os.pread(fd, LENGTH_BYTES, 0)
             length = header_bytes(prefix, os.fstat(fd).st_size, f"snapshot file {uri}")
-            header = np.empty(LENGTH_BYTES + length, np.uint8)
-            _fill(fd, header, uri)
-        return header[LENGTH_BYTES:].tobytes()
+            header = bytearray(LENGTH_BYTES + length)
+            _fill(fd, memoryview(header), uri)
+        return bytes(header[LENGTH_BYTES:])
 
     def size(self, uri: str) -> int | None:
         """Return the size in bytes of a committed file, or None when there is none."""
@@ -232,6 +236,8 @@ class LocalWriter:
 
     def write_at(self, offset: int, buffer: Buffer) -> None:
         """Write bytes at an offset; large ones past the page cache, where disk and alignment allow it."""
+        from weightledger.registry.arrays import as_bytes
+
         view = as_bytes(buffer).data
         self._end = max(self._end, offset + view.nbytes)
         with self._storing():
@@ -271,7 +277,9 @@ class LocalWriter:
 
     def _write_direct(self, offset: int, view: memoryview) -> int:
         """Write the whole pages of a buffer by direct I/O; return how many bytes that were (0: not possible here)."""
-        address = np.frombuffer(view, np.uint8).ctypes.data
+        from weightledger.registry.arrays import as_bytes
+
+        address = as_bytes(view).ctypes.data
         if not hasattr(os, "O_DIRECT") or offset % PAGE or address % PAGE:
             return 0
         whole = view.nbytes - view.nbytes % PAGE
@@ -322,8 +330,8 @@ def _write(fd: int, view: memoryview, offset: int) -> None:
         done += os.pwrite(fd, view[done : done + _CHUNK], offset + done)
 
 
-def _fill(fd: int, target: Bytes, uri: str) -> None:
-    view, done = target.data, 0
+def _fill(fd: int, view: memoryview, uri: str) -> None:
+    done = 0
     while done < view.nbytes:
         got = os.preadv(fd, [view[done : done + _CHUNK]], done)
         if got == 0:

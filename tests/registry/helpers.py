@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sqlalchemy import event
 from torch import Tensor
 
 from weightledger.registry import Registry, Version, fleet, snapshots
@@ -30,7 +29,14 @@ PATIENCE = 100.0
 """Seconds after which a child counts as hung; far more than any of them needs."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tensordict", "weightledger.registry.publishing", __name__])
+_context.set_forkserver_preload(
+    [
+        "pytest",
+        "weightledger.registry.publishing",
+        "tests.registry.test_durability",
+        "tests.registry.test_registry_prune",
+    ]
+)
 
 
 def weights(value: float, size: int = 4) -> dict[str, Tensor]:
@@ -123,7 +129,7 @@ def exit_code_of(function: Callable[..., Any], *arguments: Any) -> int:
 
 
 class Fuse:
-    """Kills the process that it burns in at its nth step, as `kill -9` would."""
+    """Kills the process that it burns in at its nth step, as `kill -9` would; at step 0 never."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -133,11 +139,10 @@ class Fuse:
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a function burn one step before and one after each call."""
+    def after(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a function burn one step after each call."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.step()
             result = function(*args, **kwargs)
             self.step()
             return result
@@ -145,17 +150,16 @@ class Fuse:
         return call
 
     def lay(self, registry: Registry) -> None:
-        """Put steps around everything that a publish does to the disk and to the database."""
-        store = snapshots.LocalSnapshots
-        store.create = self.around(store.create)  # type: ignore[method-assign]
-        writer = snapshots.LocalWriter
-        writer.write_at = self.around(writer.write_at)  # type: ignore[method-assign]
-        os.fdatasync = self.around(os.fdatasync)
-        Path.hardlink_to = self.around(Path.hardlink_to)  # type: ignore[method-assign]
-        Path.unlink = self.around(Path.unlink)  # type: ignore[method-assign]
-        snapshots._sync_folder = self.around(snapshots._sync_folder)
-        event.listen(registry.engine, "begin", lambda conn: self.step())
-        event.listen(registry.engine, "commit", lambda conn: self.step())
+        """Put a step behind everything that a publish does to the disk and to the database."""
+        for owner, name in (
+            (snapshots.LocalSnapshots, "create"),
+            (snapshots.LocalWriter, "write_at"),
+            (os, "fdatasync"),
+            (Path, "hardlink_to"),
+            (Path, "unlink"),
+            (snapshots, "_sync_folder"),
+        ):
+            setattr(owner, name, self.after(getattr(owner, name)))
         registry.ledger.writing = self._after(registry.ledger.writing)  # type: ignore[method-assign]
 
     def _after(self, transaction: Callable[[], Any]) -> Callable[[], Any]:
@@ -163,6 +167,7 @@ class Fuse:
         def wrapped() -> Iterator[Any]:
             with transaction() as conn:
                 yield conn
+                self.step()  # all said, nothing committed
             self.step()
 
         return wrapped

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from tests.registry.helpers import (
     exit_code_of,
+    extra_file_of,
     file_of,
     files,
     hold,
@@ -63,7 +64,9 @@ def _publish_values(folder: Path, values: list[float]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(("processes", "rounds"), [(4, 50), (2, 100)])
-def test_processes_that_publish_at_once_get_numbers_of_their_own(memory: Path, processes: int, rounds: int) -> None:
+def test_processes_that_publish_at_once_get_numbers_of_their_own(
+    memory: Path, processes: int, rounds: int
+) -> None:
     """SQL-01 and SQL-15: no error, no number twice, and every number has its own writer's content."""
     Registry.open(memory).close()
     work = [(memory, [1000.0 * who + at for at in range(rounds)]) for who in range(1, processes + 1)]
@@ -120,7 +123,7 @@ def test_equal_content_published_beside_a_running_prune_is_always_there(memory: 
     with Registry.open(memory) as registry:
         assert registry.verify() == []
         registry.prune(keep_last=1)
-        assert files(registry) == [file_of(registry, 60).name]
+        assert files(registry) == sorted([file_of(registry, 60).name, extra_file_of(registry, 60).name])
 
 
 def _beside(folder: Path, stop: Path, role: str) -> int:
@@ -243,7 +246,9 @@ def _identity(folder: Path) -> str:
         return registry.uuid
 
 
-def test_a_relative_path_is_the_one_of_the_moment_of_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_the_one_of_the_moment_of_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SQL-14: then the working directory changes, and the registry travels into another process."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -289,7 +294,9 @@ def test_a_temporary_directory_on_another_disk_is_not_used(
     assert list(memory.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a?b#c%20d", "with spaces", "ümläut 漢字", "mode=ro&x", "a'b\"c", "50%", "x;y"])
+@pytest.mark.parametrize(
+    "name", ["a?b#c%20d", "with spaces", "ümläut 漢字", "mode=ro&x", "a'b\"c", "50%", "x;y"]
+)
 def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     """SQL-10."""
     with Registry.open(tmp_path / name) as registry:

@@ -7,7 +7,6 @@ borrowed actor is known to no registry of the test: what it holds is noted by re
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import ray
 import torch
-from ray._private.internal_api import memory_summary
 from torch import nn
 
 from weightledger.registry import Registry
@@ -246,9 +244,11 @@ def kinds(registry: Registry, worker: str | None = None) -> list[str]:
 
 
 def store_bytes() -> int:
-    """Return how many bytes the cluster's object store holds, spilled ones included."""
-    summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-    found = re.search(r"Plasma memory usage ([0-9.]+) MiB", summary)
-    assert found is not None, summary
-    spilled = re.search(r"Spilled ([0-9.]+) MiB", summary)
-    return int((float(found[1]) + (float(spilled[1]) if spilled else 0.0)) * 2**20)
+    """Return how many bytes the cluster's object stores hold; the cluster knows it some tenths of a second later."""
+    name = "object_store_memory"
+    return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0.0))
+
+
+def check_store_shrinks_to(most: float) -> None:
+    """Wait until the object stores hold at most so many bytes."""
+    wait_until(lambda: store_bytes() <= most, f"the object store to hold at most {most:.0f} bytes")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private.internal_api import free
 from torch import nn
 
 from tests.updater.actors import (
@@ -275,25 +274,6 @@ class Put(RayRemoteWeightUpdater):
         return ray.put(payload.buffer, _owner=self.owner)
 
 
-def test_bytes_that_the_object_store_lost_are_read_from_the_file_again(tmp_path: Path) -> None:
-    """RAY-02, neighbour: evicted instead of orphaned."""
-    workers = borrow(2)
-    with Registry.open(tmp_path) as registry, Put(filled(1.0), workers, registry=registry) as updater:
-        learn(updater, 1.0, worker_ids=[0])
-        lost = updater.shelf.find(registry.head().digest)
-        assert lost is not None
-        free([lost.handle])
-
-        report = updater.sync()
-
-        assert statuses(report) == ["current", "synced"]
-        assert get(workers[1].value.remote()) == 1.0
-        found = updater.shelf.find(registry.head().digest)
-        assert found is not None
-        assert found.handle != lost.handle
-        check_truth(updater)
-
-
 def test_bytes_whose_owner_died_are_read_from_the_file_again(tmp_path: Path) -> None:
     """RAY-02: the process that put the weights is killed, then a worker is synced to them."""
     workers = borrow(2)
@@ -302,11 +282,20 @@ def test_bytes_whose_owner_died_are_read_from_the_file_again(tmp_path: Path) -> 
     with Registry.open(tmp_path) as registry, Put(filled(1.0), workers, registry=registry) as updater:
         updater.owner = owner
         learn(updater, 1.0, worker_ids=[0])
-        updater.owner = None
+        lost = updater.shelf.find(registry.head().digest)
+        assert lost is not None
         kill(owner)
+        updater.owner = None
 
-        assert statuses(updater.sync()) == ["current", "synced"]
-        assert statuses(updater.rollback(1)) == ["current", "current"]
+        report = updater.sync()
+
+        assert statuses(report) == ["current", "synced"]
+        assert get(workers[1].value.remote()) == 1.0
+        found = updater.shelf.find(registry.head().digest)
+        assert found is not None
+        assert found.handle != lost.handle  # the dead reference is not kept
+        learn(updater, 2.0)
+        assert statuses(updater.rollback(1)) == ["synced", "synced"]
         check_truth(updater)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tests.benchmarks import weights, workers
 from tests.benchmarks.contenders import LEDGER, ledger
-from tests.benchmarks.processes import Process, store_bytes, watch
+from tests.benchmarks.processes import Process, StoreUsage, watch
 from tests.benchmarks.results import Limit, Result
 from tests.benchmarks.setting import GB, KB, MB, Setting, case_name
 from tests.benchmarks.timing import interleave
@@ -64,7 +64,7 @@ def _measure(setting: Setting, fleet: workers.Fleet, size: int) -> Iterator[Resu
             "memory",
             name,
             "object store after many publishes",
-            [store_bytes()],
+            [StoreUsage().in_use],
             one,
             [Limit(_ONE_COPY, "the weights")],
             **about,

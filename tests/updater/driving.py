@@ -1,0 +1,98 @@
+"""A driver in a process of its own, which kills itself at a chosen moment of its second update.
+
+Run as `python -m tests.updater.driving ADDRESS FOLDER ACTORS MOMENT`: it steers the named actors, brings them to v1, prints
+`ready`, and publishes v2 until it dies of SIGKILL. The moment `stay` dies at nothing: it prints `done` and waits.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tests.updater.actors import fill, filled, learn, statuses
+from weightledger.registry import Registry, fleet
+from weightledger.registry.snapshots import LocalWriter
+from weightledger.updater import RayRemoteWeightUpdater
+from weightledger.updater.server import ServerWeights
+from weightledger.updater.update import Update
+
+
+class Driver(RayRemoteWeightUpdater):
+    """Writes down what it pushes, so that somebody can deliver it after its death."""
+
+    fatal = -1
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        if worker_id == self.fatal:
+            die()
+        handle = super()._sync_weights_with_worker(worker_id, server_weights)
+        bare = ServerWeights(**{**vars(server_weights), "handle": bytes(server_weights.handle)})
+        (self.registry.location / f"push-{server_weights.version}-{worker_id}").write_bytes(pickle.dumps(bare))
+        return handle
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str) -> None:
+    """Die when a function is about to be called."""
+    setattr(owner, name, lambda *args, **kwargs: die())
+
+
+def after(owner: Any, name: str) -> None:
+    """Die when a function has done its work."""
+    function = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+        die()
+
+    setattr(owner, name, call)
+
+
+MOMENTS: dict[str, Callable[[Driver], None]] = {
+    "before the intentions": lambda driver: before(Update, "_commit_intentions"),
+    "after the intentions": lambda driver: before(Update, "_send"),
+    "between two pushes": lambda driver: setattr(driver, "fatal", 1),
+    "after the pushes": lambda driver: after(Update, "_send"),
+    "while the file is written": lambda driver: before(LocalWriter, "commit"),
+    "before the receipts are taken": lambda driver: before(Update, "_await"),
+    "before the receipts are recorded": lambda driver: before(fleet, "settle"),
+    "after the receipts": lambda driver: after(Update, "_await"),
+    "stay": lambda driver: None,
+}
+
+
+def main(address: str, folder: str, names: str, moment: str) -> None:
+    ray.init(address=address, namespace="weightledger-tests", log_to_driver=False)
+    actors = [ray.get_actor(name) for name in names.split(",")]
+    registry = Registry.open(folder)
+    driver = Driver(filled(1.0), actors, registry=registry, timeout=60.0)
+    assert statuses(learn(driver, 1.0)) == ["synced"] * len(actors)
+    print("ready", flush=True)
+    if moment.startswith("busy"):
+        # The first actor is at work, so that the push to it waits in its queue.
+        actors[0].wait_for.remote(str(Path(folder) / "gate"))
+        time.sleep(0.2)
+        driver.timeout = 0.5
+        learn(driver, 2.0)
+        die()
+    MOMENTS[moment](driver)
+    fill(driver.policy_weights, 2.0)
+    driver.update_weights()
+    assert moment == "stay", "the moment never came"
+    print("done", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
