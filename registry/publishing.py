@@ -141,7 +141,8 @@ class Publisher:
     def lock(self) -> Iterator[None]:
         """Be the only writer of this policy, after clearing away what a dead one left half-way."""
         with policy_lock(self.folder, self.ledger.policy):
-            recover_locked(self.ledger, self.store)
+            # Files without a row wait for the next open: a publish must not slow down as the folder fills.
+            recover_locked(self.ledger, self.store, sweep=False)
             yield
 
     def publish(self, draft: Draft, parent: int | None = None) -> Version:

@@ -51,8 +51,13 @@ def recover(engine: Engine, runs: RunKeeper, store: SnapshotStore, folder: Path)
                 recover_locked(Ledger(engine, runs, name), store)
 
 
-def recover_locked(ledger: Ledger, store: SnapshotStore) -> None:
-    """Do it for one policy, whose lock the caller holds."""
+def recover_locked(ledger: Ledger, store: SnapshotStore, *, sweep: bool = True) -> None:
+    """Do it for one policy, whose lock the caller holds.
+
+    Args:
+        sweep: look for temporary files even if no row tells of a dead writer. That lists the folder, which takes the
+            longer the more files it holds.
+    """
     with ledger.reading() as conn:
         found = versioning.unfinished(ledger, conn)
     if found:
@@ -62,6 +67,8 @@ def recover_locked(ledger: Ledger, store: SnapshotStore) -> None:
         for _, files in found:
             for file in files:
                 store.delete(file.uri)
+    if not (found or sweep):
+        return
     tag = file_tag(ledger.policy)
     for file_id in store.leftovers():
         if file_id.startswith(tag):

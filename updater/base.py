@@ -9,11 +9,12 @@ Server weights are written in the caller's thread only, inside the calls made he
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
@@ -32,6 +33,9 @@ from weightledger.updater.seats import Seat, Seats
 from weightledger.updater.server import Mark, ServerWeights, Shelf, mark_of
 from weightledger.updater.settling import Trouble
 from weightledger.updater.update import Request, Update
+
+if TYPE_CHECKING:
+    from weightledger.updater.metrics import Observer
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -113,6 +117,7 @@ class RemoteWeightUpdaterBase(ABC):
         self._background: ThreadPoolExecutor | None = None
         self._futures: list[Future[SyncReport]] = []
         self._collector: weakref.ref[Any] | None = None
+        self._observer: Observer | None = None
         self._closed = False
         registry.runs.keep_alive()
         with registry.ledger.reading() as conn:
@@ -588,6 +593,7 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _run(self, request: Request) -> SyncReport:
         with self._running:
+            began = time.perf_counter()
             update = Update(self, request)
             self._current = update
             try:
@@ -595,6 +601,8 @@ class RemoteWeightUpdaterBase(ABC):
             finally:
                 self._current = None
             self.last_report = report
+            if self._observer is not None:
+                self._observer.observe(self, report, time.perf_counter() - began)
             return report
 
     def _running_here(self) -> bool:

@@ -20,6 +20,7 @@ from weightledger.registry.payload import Payload
 from weightledger.registry.records import Version
 from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
 from weightledger.updater.lives import actor_name, find_lives
+from weightledger.updater.metrics import RayMetrics
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.receiver import receive
 from weightledger.updater.seats import Seat
@@ -90,6 +91,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             extra=extra,
             on_rollback=on_rollback,
         )
+        self._observer = self._metrics = RayMetrics(registry.policy)
         if handles:
             self._add_workers(handles, list(names) if names is not None else self._default_names(handles))
 
@@ -132,6 +134,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         # Either way the buffer is free again afterwards.
         if payload.buffer.nbytes <= _INLINE_BYTES:
             return payload.buffer.copy()
+        self._metrics.put(payload.buffer.nbytes)
         return ray.put(payload.buffer)
 
     def _fetch(self, handle: Any) -> Any:

@@ -56,6 +56,10 @@ def _cause(row: Mapping[str, Any]) -> str:
             message = getattr(context, "error_message", "")
             if message:
                 return " ".join(message.split())[:300]
+            # An actor whose __init__ raised: the last line of the traceback is what it raised.
+            trace = getattr(context, "formatted_exception_string", "").strip()
+            if trace:
+                return f"it could not be made: {trace.splitlines()[-1][:300]}"
     return "no cause given"
 
 

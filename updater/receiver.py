@@ -134,16 +134,20 @@ def _inspect(worker: Any, probe: Probe) -> Inspection:
     from weightledger.registry.restore import live_digest
 
     state = _state_of(worker)
-    try:
-        with state.pushing(probe.patience) as alone:
-            note, last = state.notes.get(probe.series), state.last_orders.get(probe.series, 0)
-            if not alone:
-                error = f"still acting after {probe.patience:g} s"
-                return Inspection(incarnation(), note, last, None, None, error)
+    with state.pushing(probe.patience) as alone:
+        note, last = state.notes.get(probe.series), state.last_orders.get(probe.series, 0)
+        if not alone:
+            return Inspection(incarnation(), note, last, None, None, f"still acting after {probe.patience:g} s")
+        try:
             digest, hashes = live_digest(_target(worker, probe.locate), probe.names)
-            return Inspection(incarnation(), note, last, hashes, digest)
-    except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
-        return Inspection(incarnation(), note, last, None, None, _text(error))
+        except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
+            return Inspection(incarnation(), note, last, None, None, _text(error))
+        return Inspection(incarnation(), note, last, hashes, digest)
+
+
+def write_note(worker: Any, series: Series, note: Note | None) -> None:
+    """Write down what a worker holds; for workers that pass pushes on to parts of them, which hold the weights."""
+    _state_of(worker).note(series, note)
 
 
 def held_version(worker: Any, policy: str | None = None) -> int | None:
@@ -234,6 +238,8 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     from weightledger.registry.payload import parse
     from weightledger.registry.restore import copy_into, live_digest
 
+    target: Any = None
+    weights: Any = None
     # From here to the copy anything that goes wrong leaves the worker with what it held.
     try:
         if payload.nbytes != push.nbytes:

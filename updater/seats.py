@@ -43,6 +43,8 @@ class Seat:
     flight: Flight | None = None
     passed_by: int = 0
     """Calls that named it and passed it by since its last receipt."""
+    owed: bool = False
+    """Its last push failed, so the interval does not pass it by."""
 
     gone: bool = False
     """It died for good, as far as is known."""

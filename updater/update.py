@@ -297,7 +297,7 @@ class Update:
             known=known,
             target=target,
             in_flight=seat.flight is not None,
-            forced=forced,
+            forced=forced or seat.owed,
             resend=self.request.resend,
             on_lineage=known is not None and lineage.contains(self._ranges, known.version),
         )
@@ -533,7 +533,7 @@ class Update:
                 flight.told_silent = True
             return reading.settlement
         seat.flight = None
-        seat.gone = verdict == "gone"
+        seat.gone, seat.owed = verdict == "gone", verdict == "kept"
         if verdict == "kept" and not isinstance(result, Receipt):
             return reading.settlement
         note = result.now if isinstance(result, Receipt) else None

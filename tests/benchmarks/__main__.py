@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     (out / "results.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(table.replace_block(page, table.markdown(report, outcomes)), encoding="utf-8")
+        beside = os.path.relpath(out, options.page.resolve().parent)
+        block = table.markdown(report, outcomes, beside)
+        options.page.write_text(table.replace_block(page, block), encoding="utf-8")
 
     from tests.benchmarks.plot import draw
 
@@ -52,18 +55,31 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--sizes", type=_sizes, default=(), metavar="64KB,1MB,…", help="bytes of weights, for rows that take sizes"
+        "--sizes",
+        type=_sizes,
+        default=(),
+        metavar="64KB,1MB,…",
+        help="bytes of weights, for rows that take sizes",
     )
     parser.add_argument(
-        "--workers", type=_counts, default=(), metavar="1,4,…", help="numbers of workers, for rows that take them"
+        "--workers",
+        type=_counts,
+        default=(),
+        metavar="1,4,…",
+        help="numbers of workers, for rows that take them",
     )
     parser.add_argument("--rows", nargs="+", choices=list(BY_NAME), metavar="NAME", help="only these rows")
     parser.add_argument(
-        "--quick", action="store_true", help="the smallest case of each row: does it work? The numbers say nothing"
+        "--quick",
+        action="store_true",
+        help="the smallest case of each row: does it work? The numbers say nothing",
     )
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where results are saved (%(default)s)")
     parser.add_argument(
-        "--page", type=Path, metavar="FILE", help=f"also write the tables into this page, between {table.MARKERS[0]} and its end"
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="also write the tables into this page, between its two markers",
     )
     parser.add_argument(
         "--scratch",

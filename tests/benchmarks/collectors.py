@@ -85,9 +85,7 @@ def collector_with(size: int, count: int, *, stock_updater: bool) -> Iterator[tu
     """
     net = weights.make(size)
     policy = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
-    updater = (
-        WaitingRayWeightUpdater(TensorDict.from_module(policy).data.lock_()) if stock_updater else None
-    )
+    updater = WaitingRayWeightUpdater(TensorDict.from_module(policy).data.lock_()) if stock_updater else None
     collector = RayCollector(
         [Stillness] * count,
         policy=policy,

@@ -43,7 +43,11 @@ def ledger(name: str, folder: Path, fleet: Fleet) -> Iterator[Contender]:
         RayRemoteWeightUpdater(fleet.learner, fleet.handles, registry=registry, timeout=WAIT) as updater,
     ):
         yield Contender(
-            name, updater.update_weights, _changed(fleet.learner), fleet.check, _pruner(registry, fleet.learner)
+            name,
+            updater.update_weights,
+            _changed(fleet.learner),
+            fleet.check,
+            _pruner(registry, fleet.learner),
         )
 
 

@@ -30,7 +30,9 @@ SOURCES = (
 
 def draw(results: Sequence[Result], path: Path, *, workers: int = 4) -> None:
     """Write the picture as SVG."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(15, 0.16 * max(40, len(results))), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(15, 0.16 * max(40, len(results))), layout="constrained"
+    )
     _times(left, [result for result in results if result.workers == workers], workers)
     _promises(right, [result for result in results if result.limits])
     figure.savefig(path, metadata={"Date": None})
@@ -46,14 +48,19 @@ def _times(axes: Any, results: Sequence[Result], workers: int) -> None:
             if result.row == row and samples is not None and result.size is not None:
                 points.append((result.size, spread(samples)))
         if points:
-            points = sorted({size: found for size, found in points}.items())
+            points = sorted(dict(points).items())
             sizes |= {size for size, _ in points}
             xs, found = [size for size, _ in points], [each for _, each in points]
             axes.plot(xs, [each.median * 1000 for each in found], style, color=colour, label=name)
             axes.fill_between(
-                xs, [each.low * 1000 for each in found], [each.high * 1000 for each in found], alpha=0.15, color=colour
+                xs,
+                [each.low * 1000 for each in found],
+                [each.high * 1000 for each in found],
+                alpha=0.15,
+                color=colour,
             )
-    axes.set(xscale="log", yscale="log", ylabel="ms (median, quartiles)", title=f"Publish and confirm, {workers} workers")
+    axes.set(xscale="log", yscale="log", ylabel="ms (median, quartiles)")
+    axes.set_title(f"Publish and confirm, {workers} workers")
     axes.set_xticks(sorted(sizes), [size_name(size) for size in sorted(sizes)])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
@@ -67,7 +74,9 @@ def _promises(axes: Any, results: Sequence[Result]) -> None:
     places = range(len(results))
     axes.scatter(used, places, c=["C2" if result.reached else "C3" for result in results], s=14)
     axes.axvline(1.0, color="black", lw=0.8)
-    axes.set_yticks(list(places), [f"{each.row}: {each.case}, {each.subject}" for each in results], fontsize=6)
+    axes.set_yticks(
+        list(places), [f"{each.row}: {each.case}, {each.subject}" for each in results], fontsize=6
+    )
     axes.set(xscale="log", xlabel="found / promised", title="Left of the line: reached")
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")

@@ -57,7 +57,9 @@ class Setting:
         for size, count in wanted:
             need = size * (copies + copies_per_worker * count)
             if need > room:
-                print(f"left out: {case_name(size, count)} needs {need / GB:.1f} of {room / GB:.1f} GB of memory")
+                print(
+                    f"left out: {case_name(size, count)} needs {need / GB:.1f} of {room / GB:.1f} GB of memory"
+                )
             else:
                 cases.append((size, count))
         return cases

@@ -30,8 +30,8 @@ def text(outcome: Outcome) -> str:
     return "\n".join([*head, *(f"  {line.rstrip()}" for line in body), *notes, *failed, ""])
 
 
-def markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
-    """Return all rows, and the machine, for a page."""
+def markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome], folder: str) -> str:
+    """Return all rows, and the machine, for a page; `folder` is where the other results are, seen from it."""
     machine = report["machine"]
     libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items() if version)
     parts = [
@@ -40,7 +40,8 @@ def markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
         f"SQLite {machine['sqlite']}, {libraries}. Write + fdatasync {machine['write_fdatasync_gb_s']} GB/s on "
         f"{machine['file_system']}, memcpy {machine['memcpy_gb_s']} GB/s. Load average {machine['load_average']} "
         f"before, {machine['load_average_after']} after.",
-        f"**{summary(outcomes)}**",
+        f"**{summary(outcomes)}.** All samples: [results.json]({folder}/results.json).",
+        f"![Time by size, and how much of each allowance was used]({folder}/results.svg)",
     ]
     for outcome in outcomes:
         cells = [HEAD, ("---",) * len(HEAD), *lines_of(outcome)]
@@ -68,7 +69,9 @@ def replace_block(page: str, block: str) -> str:
     """
     parts = re.split("|".join(map(re.escape, MARKERS)), page)
     if len(parts) != 3:
-        raise ValueError(f"expected one {MARKERS[0]} and one {MARKERS[1]} in the page, found {len(parts) - 1} of them")
+        raise ValueError(
+            f"expected one {MARKERS[0]} and one {MARKERS[1]} in the page, found {len(parts) - 1} of them"
+        )
     return f"{parts[0]}{MARKERS[0]}\n\n{block}\n{MARKERS[1]}{parts[2]}"
 
 

@@ -99,6 +99,4 @@ def hire(count: int) -> list[Any]:
 
 def build(handles: Sequence[Any], size: int) -> list[Process]:
     """Give plain actors policies of so many bytes, and return their processes."""
-    return [
-        Process(pid) for pid in ray.get([handle.build.remote(size) for handle in handles], timeout=WAIT)
-    ]
+    return [Process(pid) for pid in ray.get([handle.build.remote(size) for handle in handles], timeout=WAIT)]

@@ -64,7 +64,7 @@ def test_a_writer_killed_at_any_step_leaves_nothing_that_is_half_there(size: int
         with Registry.open(folder / "r") as registry:
             registry.publish(weights(1, size))
         outcomes: set[str] = set()
-        last = 1
+        last = steps = 1
         for steps in range(1, 200):
             code = exit_code_of(_publish_and_die, folder / "r", steps, size, extra, folder / "returned")
             last, outcome = _look_after_it(folder / "r", last, size, extra)

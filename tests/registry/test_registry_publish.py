@@ -281,7 +281,7 @@ def test_a_stored_version_does_not_follow_the_live_policy(registry: Registry) ->
     module = nn.Linear(2, 2)
     before = module.weight.detach().clone()
     registry.publish(module.state_dict())
-    registry.publish(TensorDict.from_module(module).data)
+    registry.publish(TensorDict.from_module(module).detach())
     loaded = registry.load(1)
     module.weight.data.add_(1)
     assert torch.equal(loaded["weight"], before)

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from tests.updater.actors import fill, filled, learn, statuses
-from weightledger.registry import Registry, fleet
+from weightledger.registry import Registry
 from weightledger.registry.snapshots import LocalWriter
 from weightledger.updater import RayRemoteWeightUpdater
 from weightledger.updater.server import ServerWeights
@@ -66,7 +66,7 @@ MOMENTS: dict[str, Callable[[Driver], None]] = {
     "after the pushes": lambda driver: after(Update, "_send"),
     "while the file is written": lambda driver: before(LocalWriter, "commit"),
     "before the receipts are taken": lambda driver: before(Update, "_await"),
-    "before the receipts are recorded": lambda driver: before(fleet, "settle"),
+    "before the receipts are recorded": lambda driver: before(Update, "_take"),
     "after the receipts": lambda driver: after(Update, "_await"),
     "stay": lambda driver: None,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from weightledger.updater.plan import (
     Known,
     Situation,
@@ -163,7 +164,9 @@ def test_every_decision_is_one_that_its_situation_allows(
 
 
 @given(situations, st.booleans())
-def test_whoever_is_not_at_its_target_is_brought_there_when_nothing_hinders(of: Situation, relabels: bool) -> None:
+def test_whoever_is_not_at_its_target_is_brought_there_when_nothing_hinders(
+    of: Situation, relabels: bool
+) -> None:
     action = decide(of, never, allow_nonfinite=True, relabels=relabels)
     if not of.in_flight and (of.known is None or of.known.version != of.target.version):
         assert action in ("push", "relabel")

@@ -27,7 +27,7 @@ SERIES = ("registry", "default")
 
 class Worker:
     def __init__(self, policy: Any = None) -> None:
-        self.policy = constant(-1.0) if policy is None else policy
+        self.policy: Any = constant(-1.0) if policy is None else policy
 
 
 def constant(value: float, width: int = 3) -> nn.Linear:
@@ -48,7 +48,9 @@ def packed(weights: Any) -> tuple[np.ndarray[Any, Any], str, dict[str, Any]]:
     return buffer, payload.digest, content.structure
 
 
-def send(worker: Any, weights: Any, order: int, *, version: int | None = None, bare: bool = False, **rest: Any) -> Receipt:
+def send(
+    worker: Any, weights: Any, order: int, *, version: int | None = None, bare: bool = False, **rest: Any
+) -> Receipt:
     buffer, digest, structure = packed(weights)
     push = Push(
         series=rest.pop("series", SERIES),
@@ -70,7 +72,9 @@ def send(worker: Any, weights: Any, order: int, *, version: int | None = None, b
 
 
 def probe(worker: Any, **rest: Any) -> Inspection:
-    inspection = receive(worker, Probe(SERIES, rest.pop("locate", "policy"), None, rest.pop("patience", 30.0)))
+    inspection = receive(
+        worker, Probe(SERIES, rest.pop("locate", "policy"), None, rest.pop("patience", 30.0))
+    )
     assert isinstance(inspection, Inspection)
     return inspection
 
@@ -118,7 +122,9 @@ def test_an_order_that_failed_is_not_carried_out_later() -> None:
     assert send(worker, constant(1.0), 2).outcome == "stale"
 
 
-@pytest.mark.parametrize("weights", [constant(1.0, width=4), nn.Linear(3, 2, bias=False), {"weight": torch.ones(2, 3)}])
+@pytest.mark.parametrize(
+    "weights", [constant(1.0, width=4), nn.Linear(3, 2, bias=False), {"weight": torch.ones(2, 3)}]
+)
 def test_weights_that_do_not_fit_change_nothing(weights: Any) -> None:
     """RL-10: the worker goes on with what it held, and says so."""
     worker = Worker()
@@ -136,7 +142,11 @@ def test_bytes_that_were_cut_short_change_nothing() -> None:
     push = Push(SERIES, "run", 1, digest, digest, 1, buffer.nbytes, "policy")
     receipt = receive(worker, push, buffer[:-4])
     assert isinstance(receipt, Receipt)
-    assert receipt.outcome == "kept" and str(buffer.nbytes) in receipt.error and str(buffer.nbytes - 4) in receipt.error
+    assert (
+        receipt.outcome == "kept"
+        and str(buffer.nbytes) in receipt.error
+        and str(buffer.nbytes - 4) in receipt.error
+    )
     assert held_version(worker) is None
 
 
@@ -163,7 +173,9 @@ def test_what_was_cast_is_named_and_held_under_another_digest() -> None:
     ("locate", "named"),
     [("nothing", "nothing"), ("policy.inner.deep", "inner"), (lambda worker: worker.nowhere, "nowhere")],
 )
-def test_a_policy_that_is_not_there_is_a_receipt_that_says_where_it_was_looked_for(locate: Any, named: str) -> None:
+def test_a_policy_that_is_not_there_is_a_receipt_that_says_where_it_was_looked_for(
+    locate: Any, named: str
+) -> None:
     worker = Worker()
     receipt = send(worker, constant(1.0), 1, locate=locate)
     assert receipt.outcome == "kept" and named in receipt.error
@@ -196,7 +208,9 @@ def test_apply_gets_own_writable_tensors_in_the_kind_that_was_published() -> Non
     worker = Worker()
     buffer, digest, structure = packed(constant(1.0))
     untouched = buffer.copy()
-    push = Push(SERIES, "run", 4, digest, digest, 1, buffer.nbytes, "nowhere", apply=load, structure=structure)
+    push = Push(
+        SERIES, "run", 4, digest, digest, 1, buffer.nbytes, "nowhere", apply=load, structure=structure
+    )
     receipt = receive(worker, push, buffer)
     assert isinstance(receipt, Receipt) and receipt.outcome == "applied"
     assert np.array_equal(buffer, untouched)
@@ -310,7 +324,9 @@ def test_the_same_policy_name_in_two_registries_is_two_series() -> None:
     worker = Worker()
     send(worker, constant(1.0), 5, series=("one", "default"))
     assert send(worker, constant(2.0), 1, series=("two", "default")).outcome == "applied"
-    assert held_version(worker) == held_version(worker, "default") == 1, "of two registries the last push counts"
+    assert held_version(worker) == held_version(worker, "default") == 1, (
+        "of two registries the last push counts"
+    )
     assert send(worker, constant(3.0), 6, series=("one", "default")).outcome == "applied"
     assert held_version(worker) == 6
 
@@ -370,7 +386,9 @@ def test_no_rollout_ever_sees_a_mix_of_two_versions() -> None:
         for _ in range(60):
             order = next(orders)
             buffer, digest, _ = pushes[order % 2]
-            receive(worker, Push(SERIES, "run", order % 2, digest, digest, order, buffer.nbytes, "policy"), buffer)
+            receive(
+                worker, Push(SERIES, "run", order % 2, digest, digest, order, buffer.nbytes, "policy"), buffer
+            )
 
     def act_on() -> None:
         while not running.is_set():
@@ -398,9 +416,13 @@ def test_of_pushes_that_race_the_highest_order_is_held_in_the_end() -> None:
     def deliver(order: int, parts: tuple[Any, str, Any]) -> Any:
         start.wait(30)
         buffer, digest, _ = parts
-        return receive(worker, Push(SERIES, "run", order, digest, digest, order, buffer.nbytes, "policy"), buffer)
+        return receive(
+            worker, Push(SERIES, "run", order, digest, digest, order, buffer.nbytes, "policy"), buffer
+        )
 
-    threads = [in_thread(lambda order=order, parts=parts: deliver(order, parts))[0] for order, parts in pushes]
+    threads = [
+        in_thread(lambda order=order, parts=parts: deliver(order, parts))[0] for order, parts in pushes
+    ]
     for thread in threads:
         thread.join(60)
     assert held_version(worker) == 8 and float(worker.policy.weight.flatten()[0].item()) == 8.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from weightledger.registry.fleet import Stretch, Verdict
 from weightledger.updater.push import Note, Outcome, Push, Receipt
 from weightledger.updater.reports import Status
@@ -15,7 +16,9 @@ LIFE = "life-1"
 
 
 def push(version: int = 8, order: int = 12) -> Push:
-    return Push(("registry", "default"), "run", version, f"blake3:{version}", f"blake3:{version}", order, 64, "policy")
+    return Push(
+        ("registry", "default"), "run", version, f"blake3:{version}", f"blake3:{version}", order, 64, "policy"
+    )
 
 
 def note(version: int, order: int, *, cast: tuple[str, ...] = ()) -> Note:
@@ -30,14 +33,20 @@ def seat(*, held: Note | None = None, life: str = LIFE, pending: tuple[Note, ...
     made = Seat(0, "w", object(), 7)
     if held is not None:
         made.open_held = stretch_of(held, life)
-    made.open_pending = tuple(Stretch(one.version, one.digest, one.sent_digest, one.order, None) for one in pending)
+    made.open_pending = tuple(
+        Stretch(one.version, one.digest, one.sent_digest, one.order, None) for one in pending
+    )
     made.flight = Flight(push(), None, False)
     return made
 
 
 def test_an_applied_push_is_confirmed_under_its_own_order() -> None:
     reading = read_receipt(seat(), push(), receipt("applied", note(8, 12)))
-    assert (reading.settlement.verdict, reading.settlement.order, reading.settlement.version) == ("confirmed", 12, 8)
+    assert (reading.settlement.verdict, reading.settlement.order, reading.settlement.version) == (
+        "confirmed",
+        12,
+        8,
+    )
     assert (reading.settlement.incarnation, reading.settlement.sent_digest) == (LIFE, "blake3:8")
     assert (reading.status, reading.earlier, reading.resend) == ("synced", (), False)
 
@@ -77,7 +86,9 @@ def test_a_note_that_is_not_the_one_on_record_is_not_believed() -> None:
 
 
 def test_the_same_order_in_another_life_is_not_the_one_on_record() -> None:
-    reading = read_receipt(seat(held=note(7, 11), life="life-0"), push(), receipt("kept", note(7, 11), note(7, 11)))
+    reading = read_receipt(
+        seat(held=note(7, 11), life="life-0"), push(), receipt("kept", note(7, 11), note(7, 11))
+    )
     assert reading.settlement.verdict == "unknown"
 
 

@@ -10,6 +10,7 @@ import atexit
 import shutil
 import tempfile
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ class Driver(FakeWorkers):
     """Takes over workers that a former driver left, keeps what it sent, and can die while it sends."""
 
     def __init__(self, learner: Any, fakes: list[Any], **options: Any) -> None:
-        super().__init__(learner, [] if fakes else [constant(-1.0) for _ in WORKERS], names=WORKERS, **options)
+        super().__init__(
+            learner, [] if fakes else [constant(-1.0) for _ in WORKERS], names=WORKERS, **options
+        )
         if fakes:
             self._add_workers(fakes, WORKERS)
         self.sent: list[tuple[int, int, ServerWeights]] = []
@@ -82,7 +85,7 @@ def fill(module: nn.Linear, value: float) -> nn.Linear:
 
 
 class Fleet(RuleBasedStateMachine):
-    """What is known here without asking the registry: faults nobody can have noticed yet, and each version as it was."""
+    """What is known here without asking the registry: faults that nobody can have noticed, each version as it was."""
 
     @initialize(interval=st.integers(0, 2))
     def begin(self, interval: int) -> None:
@@ -302,7 +305,11 @@ class Fleet(RuleBasedStateMachine):
             if outcome.status == "synced":
                 self.renew(key)
                 assert outcome.held == outcome.target
-            if outcome.status in ("synced", "current", "skipped") and key not in self.unprobed and report.version:
+            if (
+                outcome.status in ("synced", "current", "skipped")
+                and key not in self.unprobed
+                and report.version
+            ):
                 assert outcome.held is not None
                 assert self.digest_of(fake.worker.policy) == self.digest(outcome.held), outcome
             assert (outcome.status == "dead") <= (fake.dead or not report.version)
@@ -317,7 +324,7 @@ class Fleet(RuleBasedStateMachine):
             assert (status.held is not None) == (status.state == "confirmed")
             if any(isinstance(weights.push, Push) for _, weights in fake.queue):
                 assert status.state != "confirmed" or key in self.unnoticed, "a push waits in its queue"
-            if status.state != "confirmed" or key in self.unnoticed:
+            if status.held is None or key in self.unnoticed:
                 continue
             assert status.incarnation == f"life-{fake.life}"
             assert held_version(fake.worker) == status.held
@@ -353,7 +360,7 @@ class Fleet(RuleBasedStateMachine):
                 assert holding.confirmed_at is not None
                 assert holding.pushed_at <= holding.confirmed_at
                 assert holding.ended_at is None or holding.confirmed_at <= holding.ended_at
-            for earlier, later in zip(confirmed, confirmed[1:], strict=False):
+            for earlier, later in pairwise(confirmed):
                 assert earlier.ended_at is not None and later.confirmed_at is not None
                 assert earlier.ended_at <= later.confirmed_at
 
@@ -397,7 +404,9 @@ class Fleet(RuleBasedStateMachine):
 
     def moved_elsewhere(self) -> bool:
         known = self.driver.head
-        moves = [version for version in self.registry.versions() if known is None or version.number > known.number]
+        moves = [
+            version for version in self.registry.versions() if known is None or version.number > known.number
+        ]
         return bool(moves) and moves[-1].restores is not None
 
     def digest(self, number: int) -> str:

@@ -20,9 +20,7 @@ def measure_zero_copy(setting: Setting) -> Iterator[Result]:
     return _measure(setting, "actors-zero-copy", {4: SIZES})
 
 
-def _measure(
-    setting: Setting, row: str, defaults: dict[int, tuple[int, ...]]
-) -> Iterator[Result]:
+def _measure(setting: Setting, row: str, defaults: dict[int, tuple[int, ...]]) -> Iterator[Result]:
     cases = setting.grid(defaults, copies=6, copies_per_worker=2)
     with workers.cluster(3 * max(size for size, _ in cases)):
         handles = workers.hire(max(count for _, count in cases))

@@ -73,7 +73,9 @@ def _contender(name: str, updater: RayRemoteWeightUpdater, handles: list[Any], a
     def check(report: Any, whole: bool) -> None:
         report.raise_for_failures()
         read = weights.digest if whole else weights.value
-        found = ray.get([handle.__ray_call__.remote(_read, attribute, whole) for handle in handles], timeout=60)
+        found = ray.get(
+            [handle.__ray_call__.remote(_read, attribute, whole) for handle in handles], timeout=60
+        )
         assert found == [read(learner)] * len(handles)
 
     def tidy() -> None:

@@ -53,7 +53,8 @@ def _measure(setting: Setting, fleet: workers.Fleet, size: int) -> Iterator[Resu
             "learner, private bytes beyond its weights",
             [max(0, extra[0])],
             one,
-            [Limit(_ONE_COPY, "the weights")],
+            # In a few pages of weights one could not see the copy for everything else.
+            [Limit(_ONE_COPY, "the weights")] if size >= 16 * MB else [],
             **about,
         )
         yield Result(

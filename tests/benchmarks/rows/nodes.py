@@ -24,13 +24,13 @@ _ONCE = 1.05  # the bytes, and everything else that nodes say to each other mean
 
 def measure(setting: Setting) -> Iterator[Result]:
     # Above what Ray sends inside a call (100 KB); below, there is no object to cross.
-    sizes = [size for size in setting.sizes if size > 100 * KB] or ([16 * MB] if setting.quick else [16 * MB, 64 * MB])
+    sizes = [size for size in setting.sizes if size > 100 * KB] or (
+        [16 * MB] if setting.quick else [16 * MB, 64 * MB]
+    )
     others, each = (1, 2) if setting.quick else (2, 2)
     with _nodes(others, 4 * max(sizes)) as names:
         actor = ray.remote(num_cpus=0)(workers.Player)
-        handles = [
-            actor.options(resources={name: 0.1}).remote() for name in names for _ in range(each)
-        ]
+        handles = [actor.options(resources={name: 0.1}).remote() for name in names for _ in range(each)]
         ray.get([handle.build.remote(1024) for handle in handles], timeout=workers.WAIT)
         for size in sizes:
             fleet = workers.Fleet(handles, weights.make(size))

@@ -62,7 +62,9 @@ def _turns(folder: Path, fleet: workers.Fleet, rounds: int) -> dict[str, list[fl
             contents.append([tensor.clone() for tensor in weights.tensors(learner)])
             digests.append(weights.digest(learner))
             weights.change(learner)
-        files = [_file_of(registry, number) for registry in (kept, dropped) for number in range(1, CONTENTS + 1)]
+        files = [
+            _file_of(registry, number) for registry in (kept, dropped) for number in range(1, CONTENTS + 1)
+        ]
         plain = np.zeros(max(path.stat().st_size for path in files), np.uint8)
         turn = _Turn()
 

@@ -45,7 +45,9 @@ def measure(setting: Setting) -> Iterator[Result]:
         rounds = 2 if setting.quick else 7
         seconds = interleave([_contender(name, each) for name, each in programs.items()], rounds)
         opened = {
-            name: [_open_seconds(folder / f"{name}-{count if name == 'new' else 0}") for count in range(rounds)]
+            name: [
+                _open_seconds(folder / f"{name}-{count if name == 'new' else 0}") for count in range(rounds)
+            ]
             for name in ("new", "existing")
         }
     bare = {BARE: seconds[BARE]}

@@ -1,0 +1,157 @@
+"""A user's own transport, built on the four hooks that the base asks for and on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weightledger.registry import InUseError, Registry
+from weightledger.registry.live import live_digest
+from weightledger.updater import RemoteWeightUpdaterBase, ServerWeights, held_version
+from weightledger.updater.receiver import receive
+
+
+class ThreadUpdater(RemoteWeightUpdaterBase):
+    """Workers are objects; a pool of threads carries the weights to them."""
+
+    def __init__(self, policy_weights: Any, workers: list[Any], registry: Registry, **options: Any) -> None:
+        super().__init__(policy_weights, registry=registry, **options)
+        self.pool = ThreadPoolExecutor(4)
+        self._add_workers(workers, [f"t{index}" for index in range(len(workers))])
+
+    def _get_server_weights(self) -> ServerWeights:
+        return self._publish(self.policy_weights)
+
+    def _maybe_map_weights(self, weights: Any) -> Any:
+        return weights
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Future[Any]:
+        worker = self.seats.get(worker_id).handle
+        return self.pool.submit(self.carry, worker, server_weights)
+
+    def carry(self, worker: Any, server_weights: ServerWeights) -> Any:
+        assert server_weights.push is not None
+        if worker.unreachable:
+            raise ConnectionError("unplugged")
+        return receive(worker, server_weights.push, server_weights.handle)
+
+    def all_worker_ids(self) -> list[int]:
+        return self.seats.ids()
+
+
+def constant(value: float) -> nn.Linear:
+    module = nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(value)
+    return module
+
+
+@pytest.fixture
+def updater(tmp_path: Path) -> Iterator[ThreadUpdater]:
+    workers = [SimpleNamespace(policy=constant(-1.0), unreachable=False) for _ in range(3)]
+    with ThreadUpdater(constant(1.0), workers, Registry.open(tmp_path), timeout=30.0) as made:
+        yield made
+        made.pool.shutdown()
+
+
+def workers(updater: ThreadUpdater) -> list[Any]:
+    return [seat.handle for seat in updater.seats]
+
+
+def values(updater: ThreadUpdater) -> list[float]:
+    return [float(worker.policy.weight[0, 0].item()) for worker in workers(updater)]
+
+
+def check_truth(updater: ThreadUpdater) -> None:
+    for status, worker in zip(updater.registry.workers(), workers(updater), strict=True):
+        if status.held is not None:
+            assert held_version(worker) == status.held
+            assert live_digest(worker.policy)[0] == updater.registry.get(status.held).digest
+
+
+def test_the_base_asks_for_exactly_four_hooks() -> None:
+    assert RemoteWeightUpdaterBase.__abstractmethods__ == {
+        "_get_server_weights",
+        "_maybe_map_weights",
+        "_sync_weights_with_worker",
+        "all_worker_ids",
+    }
+
+
+def test_versions_receipts_and_reports_are_inherited(updater: ThreadUpdater) -> None:
+    report = updater.update_weights(step=1)
+    assert report.ok and report.version == 1 and values(updater) == [1.0, 1.0, 1.0]
+    assert [status.state for status in updater.registry.workers()] == ["confirmed"] * 3
+    assert {outcome.status for outcome in updater.update_weights().workers.values()} == {"current"}
+    check_truth(updater)
+
+
+def test_pins_rollback_and_probe_are_inherited(updater: ThreadUpdater) -> None:
+    updater.update_weights()
+    updater.update_weights(constant(2.0))
+    updater.pin(0, 2)
+    assert updater.rollback(1).ok and values(updater) == [2.0, 1.0, 1.0]
+    assert all(held.matches for held in updater.probe().values())
+    with torch.no_grad():
+        workers(updater)[2].policy.bias.zero_()
+    assert updater.probe()[2].drift == ("bias",)
+    assert updater.sync().ok
+    check_truth(updater)
+
+
+def test_a_transport_that_raises_fails_that_worker_only(updater: ThreadUpdater) -> None:
+    workers(updater)[1].unreachable = True
+    report = updater.update_weights()
+    assert [outcome.status for outcome in report.workers.values()] == ["synced", "failed", "synced"]
+    assert "unplugged" in report.workers[1].error and values(updater) == [1.0, -1.0, 1.0]
+    check_truth(updater)
+    workers(updater)[1].unreachable = False
+    assert updater.update_weights().ok and values(updater) == [1.0, 1.0, 1.0]
+
+
+def test_updates_in_the_background_are_inherited(updater: ThreadUpdater) -> None:
+    future = updater.update_weights(wait=False)
+    with torch.no_grad():
+        updater.policy_weights.weight.fill_(9.0)
+    assert future.result(60).ok and values(updater) == [1.0, 1.0, 1.0]
+
+
+def test_the_interval_is_inherited(tmp_path: Path) -> None:
+    worker = SimpleNamespace(policy=constant(-1.0), unreachable=False)
+    with ThreadUpdater(
+        constant(0.0), [worker], Registry.open(tmp_path), max_interval=1, timeout=30.0
+    ) as updater:
+        found = []
+        for value in range(4):
+            updater.policy_weights = constant(float(value))
+            found.append(updater.update_weights().workers[0].status)
+        assert found == ["synced", "skipped", "synced", "skipped"]
+        updater.pool.shutdown()
+
+
+def test_mapped_weights_are_recorded_as_what_they_are(tmp_path: Path) -> None:
+    class Shifted(ThreadUpdater):
+        def _maybe_map_weights(self, weights: Any) -> Any:
+            return {name: tensor + 1 for name, tensor in weights.items()}
+
+    worker = SimpleNamespace(policy=constant(-1.0), unreachable=False)
+    with Shifted(constant(1.0), [worker], Registry.open(tmp_path), timeout=30.0) as updater:
+        assert updater.update_weights().ok and values(updater) == [2.0]
+        (holding,) = updater.registry.holdings()
+        assert holding.digest == live_digest(constant(1.0))[0]
+        assert holding.sent_digest == live_digest(worker.policy)[0]
+        updater.pool.shutdown()
+
+
+def test_names_are_claimed_like_those_of_ray_workers(updater: ThreadUpdater) -> None:
+    again = [SimpleNamespace(policy=constant(-1.0), unreachable=False)]
+    with pytest.raises(InUseError, match="'t0'"):
+        ThreadUpdater(constant(1.0), again, updater.registry)

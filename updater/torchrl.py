@@ -1,0 +1,370 @@
+"""TorchRL's `RayCollector` on the registry, by its `weight_updater=` or by its `weight_sync_schemes=`.
+
+Rules kept here
+- Both ways lead to the same updater and the same push.
+- `update_policy_weights_` means what it says: a call by hand is passed by no interval, a version is brought as named.
+- Nothing here is imported by `weightledger.updater`; TorchRL is needed only by those who import this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase  # type: ignore[import-untyped]
+from torchrl.collectors import WeightUpdaterBase  # type: ignore[import-untyped]
+from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
+
+from weightledger.registry import Registry
+from weightledger.registry.ledger import Ref
+from weightledger.registry.records import Version
+from weightledger.registry.staleness import staleness_of
+from weightledger.updater.core import RayRemoteWeightUpdater
+from weightledger.updater.push import Apply, Locate
+from weightledger.updater.reports import SyncReport
+from weightledger.updater.server import ServerWeights
+from weightledger.updater.torchrl_worker import NO_VERSION, StampBatches, receive_in_collector, survive_errors
+
+__all__ = [
+    "NO_VERSION",
+    "RayCollectorWeightSyncScheme",
+    "RayCollectorWeightUpdater",
+    "StampBatches",
+    "lineage_mask",
+]
+
+_KEYWORDS = ("version", "force", "step", "metrics", "metadata", "message")
+"""What `update_policy_weights_` takes beyond TorchRL's own arguments."""
+
+
+class RayCollectorWeightUpdater(RayRemoteWeightUpdater):
+    """The updater that a TorchRL `RayCollector` calls: `RayCollector(..., weight_updater=updater)`.
+
+    It takes the collector's actors when the collector registers itself, and those that are added later at the next
+    call. Then `collector.update_policy_weights_()` publishes and syncs; what came of it is in `last_report`.
+
+    Args:
+        policy_weights: the live server weights, which the learner trains: the module given to the collector as
+            `policy=`, or with `policy_factory=` one of the same names.
+        remote_collectors: actors to steer besides the collector's own.
+        max_interval: exactly so many consecutive updates that the collector's own loop makes pass a worker by between
+            two pushes; by default the collector's `max_weight_update_interval`.
+        registry: where versions are kept.
+        names: lasting names of the workers in the registry; by default `collector-<i>`.
+        locate: where the policy is in a collector.
+        apply: as in `RayRemoteWeightUpdater`; so are `timeout`, `cast`, `allow_nonfinite`, `extra`, `on_rollback`.
+
+    Example:
+        ```python
+        updater = RayCollectorWeightUpdater(policy, registry=Registry.open("runs/cartpole"))
+        collector = RayCollector(environments, policy, weight_updater=updater, frames_per_batch=400)
+        ```
+    """
+
+    def __init__(
+        self,
+        policy_weights: Any,
+        remote_collectors: Sequence[Any] = (),
+        max_interval: int | None = None,
+        *,
+        registry: Registry,
+        names: Sequence[str] | None = None,
+        locate: Locate = "policy",
+        apply: Apply | None = None,
+        timeout: float = 60.0,
+        cast: bool = False,
+        allow_nonfinite: bool | Collection[str] = False,
+        extra: Callable[[], Any] | None = None,
+        on_rollback: Callable[[Version], object] | None = None,
+    ) -> None:
+        super().__init__(
+            policy_weights,
+            (),
+            max_interval or 0,
+            registry=registry,
+            locate=locate,
+            apply=apply,
+            timeout=timeout,
+            cast=cast,
+            allow_nonfinite=allow_nonfinite,
+            extra=extra,
+            on_rollback=on_rollback,
+        )
+        self.post_hooks: list[Callable[[], object]] = []
+        """Called without arguments after each `update_policy_weights_`."""
+        self._names = None if names is None else list(names)
+        self._follows_collector = max_interval is None
+        self._by_hand = False
+        self._take(remote_collectors)
+
+    # ------------------------------------------------------------------ what TorchRL calls
+
+    def __call__(  # type: ignore[override]  # with the argument's name that TorchRL passes it by
+        self,
+        policy_or_weights: Any = None,
+        worker_ids: int | Iterable[int] | None = None,
+        *,
+        version: Ref | None = None,
+        force: bool = False,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+    ) -> SyncReport:
+        """Do what `update_policy_weights_` was asked for.
+
+        Args:
+            policy_or_weights: publish these and sync them: a module, TensorDict or mapping. By default the live server
+                weights, if they changed.
+            worker_ids: only these workers, by their index in the collector; by default all.
+            version: publish nothing, and bring the workers to this version once. Their targets stay: the next update
+                brings them back to the head, unless `rollback` or `pin` says otherwise.
+            force: as in `update_weights`; so are `step`, `metrics`, `metadata`, `message`.
+
+        Raises:
+            ConflictError: another run published. Nothing was changed; `adopt()` is the way out.
+            InvalidWeightsError: the weights cannot be stored. Nothing was changed.
+            NotFoundError: no such worker or version.
+        """
+        self._take_new()
+        if version is not None:
+            if policy_or_weights is not None:
+                raise ValueError(
+                    "update_policy_weights_ was given weights and a version; weights are published as the next "
+                    "version, a version is brought to the workers as it is: give one of them"
+                )
+            report = self.sync(worker_ids, version)
+        else:
+            _check_one_policy(policy_or_weights)
+            with self._caller:
+                self._by_hand = not _in_loop_of(self.collector)
+                try:
+                    report = self.update_weights(
+                        policy_or_weights,
+                        worker_ids,
+                        force=force,
+                        step=step,
+                        metrics=metrics,
+                        metadata=metadata,
+                        message=message,
+                    )
+                finally:
+                    self._by_hand = False
+        for hook in self.post_hooks:
+            hook()
+        return report
+
+    push_weights = __call__
+
+    def register_collector(self, collector: Any) -> None:
+        """Belong to a collector, and steer its actors. TorchRL calls this.
+
+        Raises:
+            InUseError: it belongs to another collector already, or another live updater steers workers of such names.
+        """
+        super().register_collector(collector)
+        if self._follows_collector:
+            self.max_interval = max(0, getattr(collector, "max_weight_update_interval", 0))
+        self._take_new()
+
+    def register_post_hook(self, hook: Callable[[], object]) -> None:
+        """Let a function be called after each `update_policy_weights_`."""
+        self.post_hooks.append(hook)
+
+    def init(self, *_: Any, **__: Any) -> None:
+        """Do nothing: all that is needed is known when the collector registers itself."""
+
+    # ------------------------------------------------------------------ data
+
+    def lineage_mask(self, batch: Any, key: Any = None) -> torch.Tensor:
+        """Tell which frames of a batch come from versions of the head's lineage: see `lineage_mask`."""
+        return lineage_mask(batch, self.registry, key=key)
+
+    # ------------------------------------------------------------------ what differs from any other actor
+
+    def all_worker_ids(self) -> list[int]:
+        """Return the ids of all workers: their indices in the collector."""
+        self._take_new()
+        return super().all_worker_ids()
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        """Start one push to a collector's actor; returns the `ObjectRef` of its receipt."""
+        handle = self.seats.get(worker_id).handle
+        return handle.__ray_call__.remote(receive_in_collector, server_weights.push, server_weights.handle)
+
+    def _skip_update(self, worker_id: int) -> bool:
+        """Tell whether the interval passes this worker by: never if the update was asked for by hand."""
+        return not self._by_hand and super()._skip_update(worker_id)
+
+    def _take_new(self) -> None:
+        """Steer the actors that the collector has by now; at the end it has none, and what was known stays."""
+        collector = self.collector
+        if collector is not None and not self._closed:
+            steered = set(self.remote_collectors)
+            self._take([handle for handle in collector.remote_collectors if handle not in steered])
+
+    def _take(self, handles: Sequence[Any]) -> None:
+        if not handles:
+            return
+        self._add_workers(handles, self._names_for(handles))
+        for handle in handles:
+            # At once, since an environment may fail before the first push. Nobody waits for it: each push does it, too.
+            handle.__ray_call__.remote(survive_errors)
+
+    def _names_for(self, handles: Sequence[Any]) -> list[str]:
+        if self._names is None:
+            return self._default_names(handles)
+        first = self.seats.next_id()
+        if len(self._names) < first + len(handles):
+            raise ValueError(
+                f"names= must name every worker: the collector has {first + len(handles)}, "
+                f"found {len(self._names)} names"
+            )
+        return self._names[first : first + len(handles)]
+
+
+# By registration, not by inheritance: TorchRL warns of every class that inherits from it, users' subclasses included.
+WeightUpdaterBase.register(RayCollectorWeightUpdater)
+
+
+class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
+    """The same updater in the form that TorchRL keeps: `RayCollector(..., weight_sync_schemes={"policy": scheme})`.
+
+    The collector closes the updater when it shuts down.
+
+    Args:
+        updater: does the work; `update_policy_weights_` takes the same arguments as with `weight_updater=`.
+    """
+
+    def __init__(self, updater: RayCollectorWeightUpdater) -> None:
+        super().__init__()
+        self.updater: RayCollectorWeightUpdater | None = updater
+        self._asked: dict[str, Any] = {}
+
+    def send(self, weights: Any = None, worker_ids: int | Iterable[int] | None = None) -> None:
+        """Do what `update_policy_weights_` was asked for: see `RayCollectorWeightUpdater.__call__`."""
+        assert self.updater is not None, "an actor's copy of the scheme sends nothing"
+        self.updater(weights, worker_ids, **self._asked)
+
+    def shutdown(self) -> None:
+        """Close the updater."""
+        super().shutdown()
+        updater = self.__dict__.get("updater")
+        if updater is not None:
+            updater.close()
+
+    def create_transport(self, **_: Any) -> Any:
+        """Refuse: actors are called directly."""
+        raise NotImplementedError("pushes are actor calls; there is no transport beside them")
+
+    @property
+    def model(self) -> None:
+        """None, so that TorchRL hands over no copy of the live weights where none were given."""
+        return
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Each actor is sent a copy, though it has nothing to do there.
+        return super().__getstate__() | {"updater": None, "_asked": {}}  # type: ignore[no-any-return]
+
+    def _init_on_sender_impl(self, model_id: str, context: Any = None, **_: Any) -> None:
+        assert self.updater is not None
+        self.model_id, self.context = model_id, context
+        self.updater.register_collector(context)
+        self._widen(context)
+
+    def _init_on_receiver_impl(self, model_id: str, context: Any = None, **_: Any) -> None:
+        self.model_id, self.context = model_id, context
+
+    def _setup_connection_and_weights_on_sender_impl(self, **_: Any) -> None:
+        pass
+
+    def _setup_connection_and_weights_on_receiver_impl(self, **_: Any) -> None:
+        pass
+
+    def _widen(self, collector: Any) -> None:
+        """Let the collector's `update_policy_weights_` take our keywords: on the way to a scheme TorchRL drops them."""
+        method, find = type(collector).update_policy_weights_, weakref.ref(collector)
+
+        @functools.wraps(method)
+        def update_policy_weights_(*arguments: Any, **options: Any) -> None:
+            owner: Any = find()
+            self._asked = {name: options.pop(name) for name in _KEYWORDS if name in options}
+            # There is no connection to set up; TorchRL would wait without end for an actor that does not answer.
+            owner._weight_sync_initialized = True
+            try:
+                method(owner, *arguments, **options)
+            finally:
+                self._asked = {}
+
+        collector.update_policy_weights_ = update_policy_weights_
+
+
+def lineage_mask(batch: Any, registry: Registry, *, key: Any = None) -> torch.Tensor:
+    """Tell which frames were produced by versions on the head's lineage, and not by a branch that was abandoned.
+
+    As in `Registry.staleness`, a version's content counts: after v16 restored v10, frames of v10 and v16 are in, those
+    of v11 to v15 are out. So are frames without a known version.
+
+    Args:
+        batch: a TensorDict of frames, or a tensor of their versions.
+        registry: of the policy whose versions these are.
+        key: where the batch has the versions; by default `("next", "policy_version")`, else `"policy_version"`.
+
+    Returns:
+        A bool tensor in the shape of the stamps.
+
+    Raises:
+        KeyError: the batch has no stamps.
+    """
+    stamps: Any = _stamps(batch, key) if isinstance(batch, TensorDictBase) else torch.as_tensor(batch)
+    if stamps.is_floating_point() or stamps.dtype == torch.bool:
+        raise TypeError(f"versions are whole numbers, found stamps of {stamps.dtype}")
+    found, places = stamps.unique(return_inverse=True)
+    numbers = found.tolist()
+    with registry.ledger.reading() as conn:
+        policy = registry.ledger.find_policy(conn)
+        stale = {} if policy is None else staleness_of(conn, policy, numbers)
+    on_lineage = [stale.get(number) is not None for number in numbers]
+    return torch.tensor(on_lineage, dtype=torch.bool, device=found.device)[places]
+
+
+def _stamps(batch: TensorDictBase, key: Any) -> Any:
+    keys = [("next", "policy_version"), "policy_version"] if key is None else [key]
+    for each in keys:
+        stamps = batch.get(each, None)
+        if stamps is not None:
+            return stamps
+    raise KeyError(
+        f"the batch has no stamps under {' or '.join(map(repr, keys))}; collect with "
+        "collector_kwargs={'track_policy_version': True} or post_collect_hook=StampBatches()"
+    )
+
+
+def _in_loop_of(collector: Any) -> bool:
+    """Tell whether the collector's own loop is asking, as it does after each batch; else somebody asks by hand.
+
+    TorchRL uses one method for both, and only the stack tells: a generator is on it only while it runs.
+    """
+    loops = {
+        loop.__code__
+        for name in ("_sync_iterator", "_async_iterator")
+        if (loop := getattr(type(collector), name, None)) is not None
+    }
+    frame = sys._getframe(1) if loops else None
+    while frame is not None:
+        if frame.f_code in loops:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _check_one_policy(weights: Any) -> None:
+    if isinstance(weights, Mapping) and weights and all(isinstance(key, int) for key in weights):
+        raise ValueError(
+            f"expected the weights of one policy, found weights by worker index {sorted(weights)}; publish each as a "
+            "version and pin its worker there, or give each worker a policy and an updater of its own"
+        )
