@@ -364,7 +364,7 @@ class Registry:
         with self.ledger.reading() as conn:
             return self.ledger.aliases(conn)
 
-    def record_metrics(self, ref: Ref, **metrics: Any) -> Version:
+    def record_metrics(self, ref: Ref, /, **metrics: Any) -> Version:
         """Write numbers learnt about a version after it ran; an older value of the same name is replaced.
 
         Raises:
@@ -494,7 +494,7 @@ class Registry:
         Raises:
             NotFoundError: no such version, or it was pruned.
         """
-        return inspection.verify(self.ledger, self.snapshots, ref)
+        return inspection.verify(self.ledger, self.snapshots, self.location, ref)
 
     def prune(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, or_, select
@@ -13,6 +14,7 @@ from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.ledger import FileEntry, Ledger, Ref
 from weightledger.registry.models import Snapshot, VersionRow
 from weightledger.registry.records import Fault, FaultKind
+from weightledger.registry.runs import file_tag, policy_is_locked
 from weightledger.registry.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
@@ -42,6 +44,15 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes |
     return payload
 
 
+def is_whole(store: SnapshotStore, file: FileEntry) -> bool:
+    """Tell whether a stored file is there and holds what its row says."""
+    try:
+        read_payload(store, file, "a stored file of equal content")
+    except (CorruptionError, StorageError):
+        return False
+    return True
+
+
 def read_hashes(store: SnapshotStore, file: FileEntry, what: str) -> dict[str, str]:
     """Read the per-tensor hashes out of a file's header."""
     try:
@@ -63,12 +74,17 @@ class _Stored:
     versions: tuple[int, ...]
 
 
-def verify(ledger: Ledger, store: SnapshotStore, ref: Ref | None) -> list[Fault]:
+def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Ref | None) -> list[Fault]:
     """Re-read the files of one version, or of all and look for strays too. Changes nothing."""
     with ledger.reading() as conn:
         number = None if ref is None else ledger.usable(conn, ref, "verify").number
         wanted = list(_stored_files(ledger, conn, number))
     faults = [fault for entry in wanted if (fault := _check(store, entry)) is not None]
+    if faults:
+        # What a prune took away since the rows were read is no fault.
+        with ledger.reading() as conn:
+            still = {entry.file.uri for entry in _stored_files(ledger, conn, number)}
+        faults = [fault for fault in faults if fault.path in still]
     if ref is None:
         with ledger.reading() as conn:
             # Listed before asking the rows: a file whose row is younger than the list is not in it.
@@ -80,10 +96,23 @@ def verify(ledger: Ledger, store: SnapshotStore, ref: Ref | None) -> list[Fault]
             for uri in sorted(set(present) - known)
         ]
         faults += [
-            Fault("stray", file_id, (), "a temporary file; it goes at the next open if its writer is dead")
-            for file_id in sorted(store.leftovers())
+            Fault("stray", file_id, (), "a temporary file that a dead writer left; it goes at the next open")
+            for file_id in _abandoned(ledger, store, folder)
         ]
     return faults
+
+
+def _abandoned(ledger: Ledger, store: SnapshotStore, folder: Path) -> list[str]:
+    """Return temporary files whose writer is dead: nobody holds their policy's lock."""
+    found = store.leftovers()
+    if not found:
+        return []
+    with ledger.reading() as conn:
+        policies = ledger.policies(conn)
+    busy = [file_tag(policy) for policy in policies if policy_is_locked(folder, policy)]
+    # Listed again: what was committed or aborted meanwhile is no leftover.
+    left = set(store.leftovers())
+    return [file_id for file_id in found if file_id in left and not any(file_id.startswith(tag) for tag in busy)]
 
 
 def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:

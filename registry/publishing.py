@@ -22,16 +22,22 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from weightledger.registry import codec, steering, values, versioning
-from weightledger.registry.errors import InvalidWeightsError, NotFoundError, WeightLedgerError
+from weightledger.registry.errors import InUseError, InvalidWeightsError, NotFoundError, WeightLedgerError
+from weightledger.registry.inspection import is_whole
 from weightledger.registry.ledger import Entry, FileEntry, Ledger, NewFile, check_text
 from weightledger.registry.payload import Packer, Payload
 from weightledger.registry.records import Version
-from weightledger.registry.recovery import file_tag, recover_locked
-from weightledger.registry.runs import policy_lock
+from weightledger.registry.recovery import recover_locked
+from weightledger.registry.runs import file_tag, policy_lock
 from weightledger.registry.snapshots import SnapshotStore, SnapshotWriter
 
 # Below this a thread costs more than the write that it would take off the caller's hands.
 INLINE_BYTES = 1 << 20
+# From here on a second thread hashes faster than it disturbs those that write and distribute.
+_MANY_THREADS_BYTES = 16 << 20
+_HASH_THREADS = min(4, os.cpu_count() or 1)
+# How long a copy waits for the one before it to be written, in seconds.
+_BUFFER_PATIENCE = 300.0
 
 
 @dataclass
@@ -99,7 +105,11 @@ class Publisher:
         check_text("message", message)
         content = codec.flatten(weights) if content is None else content
         more = None if extra is None else codec.flatten_extra(extra)
-        self._buffer.acquire()
+        if not self._buffer.acquire(timeout=_BUFFER_PATIENCE):
+            raise InUseError(
+                f"the copy of policy {self.ledger.policy!r} that was made before is still being written after "
+                f"{_BUFFER_PATIENCE:g} s; nothing was changed. Look at what its thread waits for, then publish again"
+            )
         self._held_digest = None
         try:
             payload = self._packer.pack(content, policy=self.ledger.policy, step=step)
@@ -156,11 +166,12 @@ class Publisher:
             StorageError: the disk refused. No version is offered, no file is left.
         """
         with self.lock():
-            with self.ledger.reading() as conn:
-                versioning.check_parent(self.ledger, conn, parent)
             publication = self.begin(draft)
             try:
                 publication.hash()
+                with self.ledger.reading() as conn:
+                    versioning.check_parent(self.ledger, conn, parent)
+                    publication.find_equal(conn)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
                 publication.join()
@@ -211,7 +222,8 @@ class Publication:
     def hash(self) -> None:
         """Compute the digests and look for NaN and infinities, while the files are being written."""
         for job in self._jobs():
-            job.part.payload.hash()
+            payload = job.part.payload
+            payload.hash(threads=_HASH_THREADS if payload.buffer.nbytes >= _MANY_THREADS_BYTES else 1)
         self._publisher.hashed(self.digest)
         self.nonfinite = self.draft.weights.payload.nonfinite()
 
@@ -219,6 +231,13 @@ class Publication:
         """Wait until the files' bodies are written."""
         for job in self._jobs():
             job.join()
+
+    def find_equal(self, conn: Connection) -> None:
+        """Look for stored files of equal content, and read them: a damaged one is not shared."""
+        for job in self._jobs():
+            file = versioning.find_stored(conn, job.part.payload.digest)
+            if file is not None:
+                job.may_share = file.uri if is_whole(self._store, file) else None
 
     def open(self, conn: Connection) -> int:
         """Take a number and write the row, in the caller's transaction."""
@@ -287,10 +306,11 @@ class Publication:
         return [self._weights] if self._extra is None else [self._weights, self._extra]
 
     def _shareable(self, conn: Connection, job: _FileJob) -> FileEntry | None:
+        if job.may_share is None:
+            return None
+        # Still stored in this transaction, and the very file that was read: a prune cannot take it any more.
         found = versioning.find_stored(conn, job.part.payload.digest)
-        if found is not None and self._store.size(found.uri) == found.file_bytes:
-            return found
-        return None
+        return found if found is not None and found.uri == job.may_share else None
 
 
 class _FileJob:
@@ -304,6 +324,8 @@ class _FileJob:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._shared: FileEntry | None = None
+        self.may_share: str | None = None
+        """A stored file of equal content that was read and found whole."""
         self._uri: str | None = None
         if part.payload.buffer.nbytes >= INLINE_BYTES:
             self._writer = self._store.create(self._file_id)

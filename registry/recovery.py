@@ -6,7 +6,6 @@ temporary file with the policy's tag, has no living owner: the row becomes `lost
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,13 +16,8 @@ from weightledger.registry import versioning
 from weightledger.registry.engine import reading
 from weightledger.registry.ledger import Ledger
 from weightledger.registry.models import Policy, VersionRow
-from weightledger.registry.runs import RunKeeper, try_policy_lock
+from weightledger.registry.runs import RunKeeper, file_tag, try_policy_lock
 from weightledger.registry.snapshots import SnapshotStore
-
-
-def file_tag(policy: str) -> str:
-    """Return what the temporary files of a policy begin with."""
-    return hashlib.sha256(policy.encode()).hexdigest()[:8] + "-"
 
 
 def recover(engine: Engine, runs: RunKeeper, store: SnapshotStore, folder: Path) -> None:

@@ -76,7 +76,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
     ) -> None:
-        handles = list(remote_collectors)
+        handles = [_checked(handle) for handle in remote_collectors]
         if names is not None and len(names) != len(handles):
             raise ValueError(f"names= must name every worker: expected {len(handles)} names, found {len(names)}")
         super().__init__(
@@ -110,7 +110,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             InUseError: its name is taken by a live worker.
             ConflictError: as in `update_weights`; the actor is not steered then.
         """
-        return self._join(handle, name if name is not None else self._default_names([handle])[0])
+        return self._join(_checked(handle), name if name is not None else self._default_names([handle])[0])
 
     def all_worker_ids(self) -> list[int]:
         """Return the ids of all workers, in the order in which they were added."""
@@ -188,3 +188,10 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     def _default_names(self, handles: Sequence[Any]) -> list[str]:
         first = self.seats.next_id()
         return [actor_name(handle) or f"collector-{first + index}" for index, handle in enumerate(handles)]
+
+
+def _checked(handle: Any) -> Any:
+    if isinstance(handle, str) or not hasattr(handle, "__ray_call__"):
+        hint = f"ray.get_actor({handle!r}, namespace=…)" if isinstance(handle, str) else "MyClass.remote(…)"
+        raise TypeError(f"expected a Ray actor handle as a worker, found {handle!r}; {hint} gives one")
+    return handle

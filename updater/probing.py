@@ -50,7 +50,8 @@ class Probing:
         return found
 
     def _ask(self, seat: Seat) -> Any:
-        hashes = self._expected(seat)
+        # What was cast still has the version's names; what was mapped may have any.
+        hashes = None if self._up.maps_weights else self._hashes(seat)
         names = None if hashes is None else tuple(hashes)
         series = (self._up.registry.uuid, self._up.registry.policy)
         probe = Probe(series, self._up.locate, names, self._up.timeout)
@@ -65,7 +66,11 @@ class Probing:
     def _expected(self, seat: Seat) -> dict[str, str] | None:
         """Return the per-tensor hashes of what the worker should hold, if a file still tells them."""
         held = seat.open_held
-        if held is None or held.sent_digest != held.digest:
+        return None if held is None or held.sent_digest != held.digest else self._hashes(seat)
+
+    def _hashes(self, seat: Seat) -> dict[str, str] | None:
+        held = seat.open_held
+        if held is None:
             return None
         try:
             return self._up.registry.tensor_hashes(held.version)
@@ -81,6 +86,8 @@ class Probing:
             return Held(seat.name, None, answer.digest, False, (), answer.incarnation, error)
         self._believe(seat, note, answer)
         if answer.digest is None:
+            # It says what it holds, but nobody could look: the next update sends the bytes and takes a receipt.
+            seat.known = None
             return Held(seat.name, note.version, None, False, (), answer.incarnation, answer.error)
         if answer.digest == note.sent_digest or self._up.apply is not None:
             # An engine that loads in its own way need not keep the tensors as they were sent.
@@ -116,9 +123,10 @@ class Probing:
             )
 
     def _drifted(self, seat: Seat, note: Note, answer: Inspection) -> Held:
-        expected = self._expected(seat) or {}
-        found = answer.hashes or {}
-        drift = tuple(sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)))
+        expected, found = self._expected(seat), answer.hashes or {}
+        # Of what was cast or mapped only the whole digest is on record: which tensors changed is not known then.
+        names = () if expected is None else expected.keys() | found.keys()
+        drift = tuple(sorted(name for name in names if expected is None or expected.get(name) != found.get(name)))
         which = ", ".join(drift[:20]) or "some tensors"
         text = f"its weights are not v{note.version} any more: {which} changed in place"
         self._settlements = [item for item in self._settlements if item.worker != seat.row]

@@ -159,13 +159,14 @@ class Update:
         publisher = self._registry.publisher
         lock = self._stack.enter_context(ExitStack())
         lock.enter_context(publisher.lock())
-        with self._ledger.reading() as conn:
-            self._check_head(conn)
-            number = self._ledger.next_number(conn)
         publication = publisher.begin(draft)
         try:
             spread = _Aside(self._up._distribute, draft.weights.payload) if self._worth_a_thread(draft) else None
             publication.hash()
+            with self._ledger.reading() as conn:
+                self._check_head(conn)
+                number = self._ledger.next_number(conn)
+                publication.find_equal(conn)
             head = self._up.head
             if head is not None and publication.digest == head.digest:
                 publication.fail(ConflictError("the content is the head's already"))

@@ -51,10 +51,10 @@ class Stillness(EnvBase):
     """An environment in which nothing happens."""
 
     def __init__(self) -> None:
-        super().__init__(device="cpu", batch_size=[])
-        self.observation_spec = Composite(observation=Unbounded((4,)))
-        self.action_spec = Unbounded((1,))
-        self.reward_spec = Unbounded((1,))
+        super().__init__(device="cpu", batch_size=torch.Size([]))
+        self.observation_spec = Composite(observation=Unbounded(torch.Size([4])))
+        self.action_spec = Unbounded(torch.Size([1]))
+        self.reward_spec = Unbounded(torch.Size([1]))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         done = torch.zeros(1, dtype=torch.bool)
@@ -85,14 +85,16 @@ def collector_with(size: int, count: int, *, stock_updater: bool) -> Iterator[tu
     """
     net = weights.make(size)
     policy = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
-    updater = WaitingRayWeightUpdater(TensorDict.from_module(policy).data.lock_()) if stock_updater else None
-    collector = RayCollector(
+    view: Any = TensorDict.from_module(policy)
+    updater = WaitingRayWeightUpdater(view.data.lock_()) if stock_updater else None
+    leaf: Any = Collector
+    collector: Any = RayCollector(
         [Stillness] * count,
         policy=policy,
         frames_per_batch=10 * count,
         total_frames=1_000_000,
         sync=True,
-        collector_class=Collector,
+        collector_class=leaf,
         collector_kwargs={"auto_register_policy_transforms": False},
         remote_configs={"num_cpus": 1, "num_gpus": 0, "memory": 0},
         weight_updater=updater,

@@ -54,7 +54,7 @@ def write_durably(path: Path, data: np.ndarray[Any, Any]) -> None:
     """Write a new file and make its bytes durable: the least that any durable publish has to do."""
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
-        view, done = memoryview(data), 0
+        view, done = data.data, 0
         while done < view.nbytes:
             done += os.write(fd, view[done:])
         os.fdatasync(fd)

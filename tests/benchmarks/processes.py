@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _NUMBER = re.compile(r"^- ([a-z ]+): (\d+)$", re.MULTILINE)
 
@@ -69,26 +70,34 @@ def watch(processes: Sequence[Process]) -> Iterator[Peaks]:
     peaks.by_pid = {int(pid): peak for pid, peak in json.loads(answer).items()}
 
 
+class _Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 class StoreUsage:
     """What Ray says of the object store of the node that the caller runs on."""
 
     def __init__(self) -> None:
-        import ray
-        from ray._private.worker import global_worker
+        from ray._private import worker
 
         # Ray tells its store's contents to its log only, where no dashboard runs.
-        heard: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-        log = ray._raylet.logger
+        heard, log = _Heard(), logging.getLogger("ray._raylet")
         propagates, log.propagate = log.propagate, False
-        log.addHandler(handler)
+        log.addHandler(heard)
         try:
-            global_worker.core_worker.log_plasma_usage()
+            core: Any = worker.global_worker
+            core.core_worker.log_plasma_usage()
         finally:
-            log.removeHandler(handler)
+            log.removeHandler(heard)
             log.propagate = propagates
-        self._numbers = {name: int(number) for name, number in _NUMBER.findall("\n".join(heard))}
+        self._numbers = {name: int(number) for name, number in _NUMBER.findall("\n".join(heard.lines))}
 
     @property
     def in_use(self) -> int:

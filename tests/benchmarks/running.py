@@ -84,7 +84,7 @@ def run(row: Row, setting: Setting, logs: Path) -> Outcome:
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | row.env,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(row.env),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

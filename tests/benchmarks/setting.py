@@ -96,5 +96,10 @@ def size_name(size: int) -> str:
     return f"{size} B"
 
 
+def largest(cases: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the most bytes and the most workers of all cases; zeros when none was left."""
+    return max((size for size, _ in cases), default=0), max((count for _, count in cases), default=0)
+
+
 def case_name(size: int, workers: int) -> str:
     return f"{size_name(size)}, {workers} worker{'s' if workers != 1 else ''}"

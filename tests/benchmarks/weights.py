@@ -50,7 +50,8 @@ def make(size: int, *, seed: int = 0) -> Net:
 @torch.no_grad()
 def change(module: nn.Module) -> None:
     """Change every element, as an optimizer's step does."""
-    torch._foreach_add_([parameter.data for parameter in module.parameters()], _STEP)
+    for parameter in module.parameters():
+        parameter.add_(_STEP)
 
 
 def nbytes(module: nn.Module) -> int:

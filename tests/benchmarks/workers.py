@@ -91,7 +91,7 @@ def cluster(store: int, *, cpus: int = 64) -> Iterator[None]:
 
 def hire(count: int) -> list[Any]:
     """Start so many plain actors and wait until they are there."""
-    actor = ray.remote(num_cpus=0)(Player)
+    actor: Any = ray.remote(num_cpus=0)(Player)
     handles = [actor.remote() for _ in range(count)]
     ray.get([handle.build.remote(1024) for handle in handles], timeout=WAIT)
     return handles

@@ -1,7 +1,7 @@
 """A driver in a process of its own, which kills itself at a chosen moment of its second update.
 
-Run as `python -m tests.updater.driving ADDRESS FOLDER ACTORS MOMENT`: it steers the named actors, brings them to v1, prints
-`ready`, and publishes v2 until it dies of SIGKILL. The moment `stay` dies at nothing: it prints `done` and waits.
+`main` steers named actors, brings them to v1, and publishes v2 until it dies of SIGKILL. The moment `stay` dies at nothing:
+it says `done` and waits.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,18 @@ MOMENTS: dict[str, Callable[[Driver], None]] = {
 }
 
 
-def main(address: str, folder: str, names: str, moment: str) -> None:
+def main(address: str, folder: str, names: tuple[str, ...], moment: str, line: Connection) -> None:
+    """Be the driver.
+
+    Args:
+        line: where `done` is said, and an answer awaited.
+    """
     ray.init(address=address, namespace="weightledger-tests", log_to_driver=False)
-    actors = [ray.get_actor(name) for name in names.split(",")]
+    actors = [ray.get_actor(name) for name in names]
     registry = Registry.open(folder)
     driver = Driver(filled(1.0), actors, registry=registry, timeout=60.0)
     assert statuses(learn(driver, 1.0)) == ["synced"] * len(actors)
-    print("ready", flush=True)
-    if moment.startswith("busy"):
+    if moment == "busy":
         # The first actor is at work, so that the push to it waits in its queue.
         actors[0].wait_for.remote(str(Path(folder) / "gate"))
         time.sleep(0.2)
@@ -90,9 +94,5 @@ def main(address: str, folder: str, names: str, moment: str) -> None:
     fill(driver.policy_weights, 2.0)
     driver.update_weights()
     assert moment == "stay", "the moment never came"
-    print("done", flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    line.send("done")
+    line.recv()

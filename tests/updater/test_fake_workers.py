@@ -185,6 +185,38 @@ def test_drift_is_found_by_a_probe_and_mended_by_the_next_update(make: Make) -> 
     assert kinds(fleet, "fake-0") == ["drift"]
 
 
+class Wrapped(nn.Module):
+    """As data-parallel wrappers are: one more name before every name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = constant(-1.0).half()
+
+
+def test_a_cast_policy_in_a_wrapper_has_not_drifted(make: Make) -> None:
+    """TO-02: the names of a wrapped policy are those of the version, whatever its dtype."""
+    fleet = make(policies=[Wrapped(), constant(-1.0).half()], cast=True)
+    assert learn(fleet, 0.1) == {"fake-0": "synced", "fake-1": "synced"}
+    assert all(held.matches for held in fleet.probe().values())
+    fleet.drift(0, lambda policy: policy.module.bias.data.add_(1))
+    found = fleet.probe()
+    assert [held.matches for held in found.values()] == [False, True]
+    assert found[0].drift == (), "which of the tensors changed cannot be told"
+
+
+def test_a_callback_that_raises_does_not_keep_workers_from_what_was_rolled_back_to(make: Make) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("no optimizer")
+
+    fleet = make(1, on_rollback=refuse)
+    learn(fleet, 1.0)
+    learn(fleet, 2.0)
+    with pytest.raises(RuntimeError, match="no optimizer"):
+        fleet.rollback(1)
+    assert statuses(fleet.update_weights().workers) == {"fake-0": "synced"}
+    assert value(fleet, 0) == 1.0 and states(fleet) == [("confirmed", 3, None)]
+
+
 def test_a_worker_that_drifted_and_refuses_a_push_is_not_said_to_hold_what_it_held(make: Make) -> None:
     fleet = make(1)
     learn(fleet, 1.0)

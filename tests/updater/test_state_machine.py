@@ -13,6 +13,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -417,5 +418,6 @@ class Fleet(RuleBasedStateMachine):
         return live_digest(module)[0]
 
 
-Fleet.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+Fleet.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+Fleet.TestCase.pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # type: ignore[attr-defined]
 test_random_lives_of_a_fleet = Fleet.TestCase

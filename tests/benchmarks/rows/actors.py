@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.benchmarks import weights, workers
 from tests.benchmarks.contenders import DISK, LEDGER, PUT, ledger, put_and_load, write_and_sync
 from tests.benchmarks.results import Result
-from tests.benchmarks.setting import GB, KB, MB, SIZES, Setting, case_name
+from tests.benchmarks.setting import GB, KB, MB, SIZES, Setting, case_name, largest
 from tests.benchmarks.timing import interleave, rounds_for
 
 
@@ -22,8 +22,8 @@ def measure_zero_copy(setting: Setting) -> Iterator[Result]:
 
 def _measure(setting: Setting, row: str, defaults: dict[int, tuple[int, ...]]) -> Iterator[Result]:
     cases = setting.grid(defaults, copies=6, copies_per_worker=2)
-    with workers.cluster(3 * max(size for size, _ in cases)):
-        handles = workers.hire(max(count for _, count in cases))
+    with workers.cluster(3 * largest(cases)[0]):
+        handles = workers.hire(largest(cases)[1])
         for size, count in cases:
             fleet = workers.Fleet(handles[:count], weights.make(size))
             workers.build(fleet.handles, size)

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from tests.benchmarks import weights, workers
 from tests.benchmarks.contenders import COPIES, LEDGER_IN_MEMORY, ledger, plain_copies
 from tests.benchmarks.results import Limit, Result
-from tests.benchmarks.setting import MB, SIZES, Setting, case_name
+from tests.benchmarks.setting import MB, SIZES, Setting, case_name, largest
 from tests.benchmarks.timing import interleave, rounds_for
 
 
 def measure(setting: Setting) -> Iterator[Result]:
     cases = setting.grid({4: SIZES}, copies=7, copies_per_worker=1)
-    with workers.cluster(3 * max(size for size, _ in cases)):
-        handles = workers.hire(max(count for _, count in cases))
+    with workers.cluster(3 * largest(cases)[0]):
+        handles = workers.hire(largest(cases)[1])
         for size, count in cases:
             fleet = workers.Fleet(handles[:count], weights.make(size))
             workers.build(fleet.handles, size)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.benchmarks import weights, workers
 from tests.benchmarks.contenders import LEDGER, ledger_held, memcpy
 from tests.benchmarks.results import Limit, Result
-from tests.benchmarks.setting import MB, SIZES, Setting, case_name
+from tests.benchmarks.setting import MB, SIZES, Setting, case_name, largest
 from tests.benchmarks.timing import interleave, rounds_for
 
 MEMCPY = "memcpy"
@@ -15,8 +15,8 @@ MEMCPY = "memcpy"
 
 def measure(setting: Setting) -> Iterator[Result]:
     cases = setting.grid({4: SIZES}, copies=6, copies_per_worker=1)
-    with workers.cluster(3 * max(size for size, _ in cases)):
-        handles = workers.hire(max(count for _, count in cases))
+    with workers.cluster(3 * largest(cases)[0]):
+        handles = workers.hire(largest(cases)[1])
         for size, count in cases:
             fleet = workers.Fleet(handles[:count], weights.make(size))
             workers.build(fleet.handles, size)

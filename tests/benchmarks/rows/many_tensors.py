@@ -40,7 +40,7 @@ def measure(setting: Setting) -> Iterator[Result]:
     pieces, count = (100, 2) if setting.quick else (10_000, 4)
     learners = {"many": Pieces(pieces, _EACH), "one": Pieces(1, pieces * _EACH)}
     size = weights.nbytes(learners["one"])
-    actor = ray.remote(num_cpus=0)(Holder)
+    actor: Any = ray.remote(num_cpus=0)(Holder)
     with workers.cluster(8 * size):
         handles = [actor.remote(pieces) for _ in range(count)]
         with setting.folder() as folder:

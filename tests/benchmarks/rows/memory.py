@@ -13,7 +13,7 @@ from tests.benchmarks import weights, workers
 from tests.benchmarks.contenders import LEDGER, ledger
 from tests.benchmarks.processes import Process, StoreUsage, watch
 from tests.benchmarks.results import Limit, Result
-from tests.benchmarks.setting import GB, KB, MB, Setting, case_name
+from tests.benchmarks.setting import GB, KB, MB, Setting, case_name, largest
 from tests.benchmarks.timing import interleave
 
 # One copy, and a twentieth for everything else.
@@ -22,8 +22,8 @@ _ONE_COPY = 1.05
 
 def measure(setting: Setting) -> Iterator[Result]:
     cases = setting.grid({4: (16 * MB, 256 * MB, GB)}, copies=5, copies_per_worker=2)
-    with workers.cluster(3 * max(size for size, _ in cases)):
-        handles = workers.hire(max(count for _, count in cases))
+    with workers.cluster(3 * largest(cases)[0]):
+        handles = workers.hire(largest(cases)[1])
         warm = workers.Fleet(handles, weights.make(64 * KB))
         workers.build(handles, 64 * KB)
         with setting.folder() as folder, ledger(LEDGER, folder, warm) as contender:
@@ -42,10 +42,9 @@ def _measure(setting: Setting, fleet: workers.Fleet, size: int) -> Iterator[Resu
         before = [process.private() for process in processes]
         with watch(processes) as peaks:
             for _ in range(3):
-                outcome = contender.run()
+                contender.run().raise_for_failures()
                 contender.prepare()
         extra = [peaks.by_pid[process.pid] - start for process, start in zip(processes, before, strict=True)]
-        outcome.raise_for_failures()
         one = {"the weights": [exact]}
         yield Result(
             "memory",

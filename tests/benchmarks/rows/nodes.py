@@ -29,7 +29,7 @@ def measure(setting: Setting) -> Iterator[Result]:
     )
     others, each = (1, 2) if setting.quick else (2, 2)
     with _nodes(others, 4 * max(sizes)) as names:
-        actor = ray.remote(num_cpus=0)(workers.Player)
+        actor: Any = ray.remote(num_cpus=0)(workers.Player)
         handles = [actor.options(resources={name: 0.1}).remote() for name in names for _ in range(each)]
         ray.get([handle.build.remote(1024) for handle in handles], timeout=workers.WAIT)
         for size in sizes:

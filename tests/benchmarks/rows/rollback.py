@@ -16,7 +16,7 @@ import torch
 
 from tests.benchmarks import weights, workers
 from tests.benchmarks.results import Limit, Result
-from tests.benchmarks.setting import GB, MB, Setting, case_name
+from tests.benchmarks.setting import GB, MB, Setting, case_name, largest
 from tests.benchmarks.timing import Contender, interleave, rounds_for
 from weightledger.registry import Registry
 from weightledger.updater import RayRemoteWeightUpdater
@@ -28,14 +28,14 @@ CONTENTS = 4
 
 def measure(setting: Setting) -> Iterator[Result]:
     cases = setting.grid({4: (MB, 16 * MB, 256 * MB, GB)}, copies=13, copies_per_worker=1)
-    with workers.cluster((CONTENTS + 2) * max(size for size, _ in cases)):
-        handles = workers.hire(max(count for _, count in cases))
+    with workers.cluster((CONTENTS + 2) * largest(cases)[0]):
+        handles = workers.hire(largest(cases)[1])
         for size, count in cases:
             fleet = workers.Fleet(handles[:count], weights.make(size))
             workers.build(fleet.handles, size)
             with setting.folder() as folder:
                 seconds = _turns(folder, fleet, rounds_for(size, quick=setting.quick))
-            about = {"size": size, "workers": count}
+            about: dict[str, Any] = {"size": size, "workers": count}
             name = case_name(size, count)
             for subject, reference, most in ((STORE, SYNC, 1.2), (DISK, READ, 1.3)):
                 references = {reference: seconds[reference]}
@@ -83,7 +83,7 @@ def _turns(folder: Path, fleet: workers.Fleet, rounds: int) -> dict[str, list[fl
 
         def read_and_sync() -> Any:
             with files[turn.content].open("rb", buffering=0) as file:
-                while file.readinto(plain):
+                while file.readinto(plain.data):
                     pass
             return sync()
 

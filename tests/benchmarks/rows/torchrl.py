@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tests.benchmarks import workers
 from tests.benchmarks.collectors import collector_with
 from tests.benchmarks.contenders import DISK, LEDGER, LEDGER_IN_MEMORY, ledger, write_and_sync
 from tests.benchmarks.results import Limit, Result
-from tests.benchmarks.setting import GB, MB, SIZES, Setting, case_name
+from tests.benchmarks.setting import GB, MB, SIZES, Setting, case_name, largest
 from tests.benchmarks.timing import interleave, rounds_for
 
 # Starting a collector of 16 takes longer than all its rounds, so the other numbers of workers get one size or two.
@@ -18,7 +19,7 @@ _CASES = {4: SIZES, 1: (MB, 16 * MB), 16: (MB,)}
 def measure_updater(setting: Setting) -> Iterator[Result]:
     """Against the class that this library replaces, made to wait for its workers."""
     cases = setting.grid(_CASES, copies=6, copies_per_worker=2.5)
-    with workers.cluster(3 * max(size for size, _ in cases)):
+    with workers.cluster(6 * largest(cases)[0]):
         for size, count in cases:
             with (
                 setting.folder() as folder,
@@ -42,7 +43,7 @@ def measure_updater(setting: Setting) -> Iterator[Result]:
 def measure_scheme(setting: Setting) -> Iterator[Result]:
     """Against the default of today, which keeps and records nothing; also with our disk taken out."""
     cases = setting.grid(_CASES, copies=9, copies_per_worker=2)
-    with workers.cluster(4 * max(size for size, _ in cases)):
+    with workers.cluster(6 * largest(cases)[0]):
         for size, count in cases:
             with (
                 setting.folder() as folder,
@@ -53,7 +54,8 @@ def measure_scheme(setting: Setting) -> Iterator[Result]:
             ):
                 contenders = [ours, stock, ours_in_memory, write_and_sync(DISK, folder, fleet.learner)]
                 seconds = interleave(contenders, rounds_for(size, quick=setting.quick))
-            name, about = case_name(size, count), {"size": size, "workers": count}
+            name = case_name(size, count)
+            about: dict[str, Any] = {"size": size, "workers": count}
             gloo, disk = seconds[stock.name], seconds[DISK]
             yield Result(
                 "torchrl-scheme",

@@ -1,0 +1,659 @@
+"""RLlib's Algorithms on the registry: every weight that an env runner gets is a version, confirmed by its receipt.
+
+Rules kept here
+- A steered Algorithm has one way for weights: whenever RLlib would sync them, they are published and pushed by us. So
+  pins hold between two updates, and what runners act with always has a name.
+- Runners get the inference-only state; the learner's whole module and its optimizers are the version's extra state.
+- Each RLModule is a series of its own. Nothing here is imported by `weightledger.updater`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import COMPONENT_RL_MODULE
+from sqlalchemy import func, select
+
+from weightledger.registry import Registry
+from weightledger.registry.errors import InUseError, NotFoundError
+from weightledger.registry.ledger import Ref
+from weightledger.registry.live import live_digest
+from weightledger.registry.models import Snapshot, VersionRow
+from weightledger.registry.records import Version
+from weightledger.updater.core import RayRemoteWeightUpdater
+from weightledger.updater.push import Push
+from weightledger.updater.receiver import incarnation
+from weightledger.updater.reports import SyncReport
+from weightledger.updater.rllib_learners import Learners
+from weightledger.updater.rllib_runner import (
+    NO_VERSION,
+    STAMP,
+    ModuleOf,
+    batch_versions,
+    policy_of,
+    receive_in_runner,
+    runner_version,
+    stamp_samples,
+)
+from weightledger.updater.seats import Seat
+from weightledger.updater.server import ServerWeights
+from weightledger.updater.settling import Trouble
+
+__all__ = [
+    "NO_VERSION",
+    "STAMP",
+    "LedgerCallback",
+    "ModuleUpdater",
+    "RLlibUpdater",
+    "batch_versions",
+    "policy_of",
+    "runner_version",
+    "stamp_samples",
+]
+
+Location = str | Path | Callable[[Any], str | Path]
+"""A registry's folder, or a callable that is given the Algorithm and returns it."""
+
+Place = tuple[str, int]
+"""Which env runner: `train` or `eval`, and RLlib's index of it; 0 is the one in this process."""
+
+_attached: weakref.WeakValueDictionary[int, RLlibUpdater] = weakref.WeakValueDictionary()
+
+
+class ModuleUpdater(RayRemoteWeightUpdater):
+    """The updater of one RLModule: a `RayRemoteWeightUpdater` whose server weights are a learner's.
+
+    An `RLlibUpdater` makes one a module and gives it its workers. Everything that an updater does is here: `pin`,
+    `rollback`, `probe`, `sync`.
+
+    Args:
+        learners: where the weights come from, and go back to.
+        module_id: which module.
+        registry: where versions are kept.
+        options: as in `RayRemoteWeightUpdater`; `extra` is the learner's own.
+        on_rollback: called with the version after the learner was restored to it.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        module_id: str,
+        *,
+        registry: Registry,
+        on_rollback: Callable[[Version], object] | None = None,
+        **options: Any,
+    ) -> None:
+        self.learners = learners
+        self.module_id = module_id
+        self.places: dict[Place, int] = {}
+        """The worker id of each env runner."""
+        self._after_rollback = on_rollback
+        self._numbers: dict[int, int] = {}
+        self._counted: int | None = None
+        super().__init__(
+            learners.weights(module_id),
+            [],
+            registry=registry,
+            locate=ModuleOf(module_id),
+            extra=functools.partial(learners.whole, module_id),
+            on_rollback=self._restore_learner,
+            **options,
+        )
+
+    def update_weights(
+        self, weights: Any = None, worker_ids: int | Iterable[int] | None = None, **options: Any
+    ) -> Any:
+        """Publish the learner's weights if they changed, and bring env runners to their targets.
+
+        A learner that holds an older version's weights again went back to it, for instance by `restore_from_path`:
+        that is recorded as a rollback, so the branch in between is abandoned.
+
+        Args:
+            weights: as in `RayRemoteWeightUpdater.update_weights`; so are all others, and what is raised.
+        """
+        with self._caller:
+            if weights is None:
+                self.refresh()
+                options["force"] = self._record_return() or options.get("force", False)
+            return super().update_weights(weights, worker_ids, **options)
+
+    __call__ = update_weights
+
+    def rollback(self, to: Ref | None = None, reason: str = "") -> SyncReport:
+        """Go back to an older version: the learner whole, with its optimizers, and every unpinned env runner.
+
+        Args:
+            to: as in `Registry.rollback`.
+            reason: for the log.
+
+        Raises:
+            NotFoundError: as in `RayRemoteWeightUpdater.rollback`; so are `InvalidWeightsError` and `ConflictError`.
+        """
+        with self._caller:
+            self.refresh()
+            return super().rollback(to, reason)
+
+    def adopt(self) -> Version:
+        """Take over a head that another run published: the learner is restored to it, with its optimizers."""
+        with self._caller:
+            self.refresh()
+            version = super().adopt()
+            self._restore_learner(version)
+            return version
+
+    def refresh(self) -> None:
+        """Look at the learner's weights; its module may be another one than before."""
+        self.policy_weights = self.learners.weights(self.module_id)
+
+    def place(self, wanted: Mapping[Place, tuple[str, Any]]) -> None:
+        """Steer exactly these env runners, by name and handle. Those that are known already keep their ids."""
+        for place, worker_id in list(self.places.items()):
+            if place not in wanted or wanted[place][1] is not self.seats.get(worker_id).handle:
+                self.remove_worker(worker_id)
+                del self.places[place]
+        new = [place for place in wanted if place not in self.places]
+        if new:
+            names, handles = zip(*(wanted[place] for place in new), strict=True)
+            self.places |= zip(new, self._add_workers(handles, names), strict=True)
+
+    def forget(self, places: Collection[Place]) -> None:
+        """Believe nothing of env runners that RLlib wrote into; they are sent their target at the next update."""
+        for place in places:
+            if place in self.places:
+                self.seats.get(self.places[place]).known = None
+
+    # ------------------------------------------------------------------ the transport
+
+    def _run(self, request: Any) -> SyncReport:
+        with self._running:
+            self._counted = None
+            return super()._run(request)
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        """Start one push: to an actor, or by a plain call to the env runner in this process."""
+        handle, push, content = self.seats.get(worker_id).handle, server_weights.push, server_weights.handle
+        assert push is not None
+        number = self._next_number(worker_id) if isinstance(push, Push) else 0
+        if _is_actor(handle):
+            return handle.__ray_call__.remote(receive_in_runner, push, content, self.module_id, number)
+        if content is not None:
+            content = self._fetch(content)
+            if content is None:
+                return Trouble("bytes_lost", "the object store has lost the weights")
+        return receive_in_runner(handle, push, content, self.module_id, number)
+
+    def _next_number(self, worker_id: int) -> int:
+        """Return RLlib's number for a push: higher than that of any before it to the same env runner.
+
+        While training goes forward it is the learner's own, so that RLlib's metrics stay what they were.
+        """
+        if self._counted is None:
+            self._counted = self.learners.number()
+        number = self._numbers[worker_id] = max(self._counted, self._numbers.get(worker_id, 0) + 1)
+        if number > self._counted:
+            # What RLlib counts next is to be higher still, or an env runner let go of would not load it.
+            self.learners.raise_number(number)
+            self._counted = number
+        return number
+
+    def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
+        here: dict[int, str | Trouble] = {seat.id: incarnation() for seat in seats if not _is_actor(seat.handle)}
+        return here | super()._find_lives([seat for seat in seats if seat.id not in here])
+
+    # ------------------------------------------------------------------ the learner
+
+    def _record_return(self) -> bool:
+        """Record that the learner went back to an older version by other means than ours; tells whether it did."""
+        self._drain()
+        ledger, head = self.registry.ledger, self.head
+        if head is None:
+            return False
+        digest = live_digest(self.policy_weights)[0]
+        with ledger.reading() as conn:
+            policy = ledger.find_policy(conn)
+            # Whoever moved the head meanwhile is followed, or refused, by the update itself.
+            if digest == head.digest or policy is None or ledger.head_number(conn) != head.number:
+                return False
+            number = conn.scalar(
+                select(func.max(VersionRow.number))
+                .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+                .where(
+                    VersionRow.policy_id == policy.id,
+                    VersionRow.state == "stored",
+                    VersionRow.digest == digest,
+                    Snapshot.stored,
+                )
+            )
+        if number is None:
+            return False
+        self._believe(
+            self.registry.rollback(
+                number, reason="the learner was restored to these weights", expected_head=head.number
+            )
+        )
+        return True
+
+    def _restore_learner(self, version: Version) -> None:
+        try:
+            whole = self.registry.load_extra(version)
+        except NotFoundError:
+            whole = {"module": self.policy_weights}
+            warnings.warn(
+                f"v{version.number} of policy {version.policy!r} has no learner state, since it was not published by an "
+                f"RLlibUpdater: of module {self.module_id!r} only the weights that env runners have were restored, and "
+                "neither its other weights nor its optimizers",
+                stacklevel=2,
+            )
+        self.learners.restore(self.module_id, whole)
+        if self._after_rollback is not None:
+            self._after_rollback(version)
+
+
+class RLlibUpdater:
+    """Keeps the weights of an Algorithm in a registry, and its env runners at their targets, evaluation ones included.
+
+    From here on it stands in for `EnvRunnerGroup.sync_weights`: whenever RLlib would send weights, they are published
+    if they changed, and pushed. The Algorithm's own `stop` closes it.
+
+    Args:
+        algorithm: a built Algorithm of RLlib's new API stack.
+        location: the registry's folder, or a callable that is given the Algorithm and returns it, so that each trial
+            of a tuning run has its own.
+        modules: ids of the modules to steer; by default all, also those that are added later. RLlib goes on syncing
+            the others.
+        every: of the syncs that RLlib makes as it trains, publish one in so many learner updates; meanwhile env runners
+            keep the version that they have. For algorithms that sync after each small step, as DQN and SAC do. The end
+            of an iteration and calls by hand always publish.
+        prefix: put before the lasting names of the env runners, `env-runner-<index>` and `eval-env-runner-<index>`.
+        on_rollback: called with module id and version after the learner was restored to it.
+        options: for each module's updater: `timeout`, `max_interval`, `cast`, `allow_nonfinite`.
+
+    Raises:
+        InUseError: the Algorithm has an updater already, or another live one steers env runners of these names.
+        ValueError: the Algorithm sends weights in a way that cannot be steered.
+
+    Example:
+        ```python
+        algorithm = config.build_algo()
+        updater = RLlibUpdater(algorithm, "runs/cartpole")
+        algorithm.train()
+        updater.rollback(to=3, reason="reward collapsed")
+        ```
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        location: Location,
+        *,
+        modules: Collection[str] | None = None,
+        every: int = 1,
+        prefix: str = "",
+        on_rollback: Callable[[str, Version], object] | None = None,
+        **options: Any,
+    ) -> None:
+        if id(algorithm) in _attached:
+            raise InUseError(f"{algorithm} has an updater already: RLlibUpdater.of(algorithm)")
+        _check(algorithm)
+        self._algorithm = weakref.ref(algorithm)
+        self._location = location(algorithm) if callable(location) else location
+        self._chosen = None if modules is None else frozenset(modules)
+        self._every = every
+        self._published_at = 0
+        self._prefix = prefix
+        self._on_rollback = on_rollback
+        self._options = options
+        self._lock = threading.RLock()
+        self._closed = False
+        self.learners = Learners(algorithm.learner_group, options.get("timeout", 60.0))
+        self.modules: dict[str, ModuleUpdater] = {}
+        """The updater of each steered module, by module id."""
+        self.acted: dict[str, int] = {}
+        """The version of each module that acted until the newest one of its training was published."""
+        self.groups: dict[str, Any] = {
+            tag: group
+            for tag, group in (("train", algorithm.env_runner_group), ("eval", algorithm.eval_env_runner_group))
+            if group is not None
+        }
+        try:
+            self.update(message="the Algorithm was built")
+        except BaseException:
+            self.close()
+            raise
+        for tag, group in self.groups.items():
+            self._stand_in(tag, group)
+        _attached[id(algorithm)] = self
+        weakref.finalize(algorithm, _attached.pop, id(algorithm), None)
+
+    @classmethod
+    def of(cls, algorithm: Any) -> RLlibUpdater:
+        """Return the updater of an Algorithm.
+
+        Raises:
+            NotFoundError: it has none.
+        """
+        found = _attached.get(id(algorithm))
+        if found is None:
+            raise NotFoundError(
+                f"{algorithm} has no updater: give its config callbacks(LedgerCallback.at(location)), or make an "
+                "RLlibUpdater for it"
+            )
+        return found
+
+    def __getitem__(self, module_id: str) -> ModuleUpdater:
+        """Return the updater of one module."""
+        if module_id not in self.modules:
+            raise NotFoundError(f"no module {module_id!r} is steered: there are {sorted(self.modules)}")
+        return self.modules[module_id]
+
+    def update(
+        self, module_ids: Iterable[str] | None = None, *, only: Collection[Place] | None = None, **about: Any
+    ) -> dict[str, SyncReport]:
+        """Publish what changed in the learner, and bring env runners to their targets.
+
+        Args:
+            module_ids: only these modules; by default all.
+            only: only these env runners; by default all.
+            about: `step` (by default the env steps sampled so far), `metrics`, `metadata`, `message`.
+
+        Returns:
+            A report by module id.
+
+        Raises:
+            ConflictError: another run published. Nothing was changed.
+        """
+        about.setdefault("step", self._steps())
+        with self._lock:
+            before = {key: each.head for key, each in self.modules.items()}
+            reports = self._each(
+                module_ids, only, lambda updater, workers: updater.update_weights(worker_ids=workers, **about)
+            )
+            for module_id, report in reports.items():
+                head = before.get(module_id)
+                if report.published and head is not None:
+                    self.acted[module_id] = head.number
+            self._published_at = self.learners.number()
+            return reports
+
+    def sync(
+        self, module_ids: Iterable[str] | None = None, *, only: Collection[Place] | None = None
+    ) -> dict[str, SyncReport]:
+        """Bring env runners to their targets, publishing nothing."""
+        return self._each(module_ids, only, lambda updater, workers: updater.sync(workers))
+
+    def rollback(
+        self, to: Ref | None = None, reason: str = "", *, module_id: str | None = None
+    ) -> SyncReport:
+        """Go back to an older version of a module: the learner whole, and every unpinned env runner.
+
+        Args:
+            to: as in `Registry.rollback`.
+            reason: for the log.
+            module_id: which module; may be left out while there is only one.
+
+        Raises:
+            ValueError: there are several modules and `module_id` does not say which.
+        """
+        with self._lock:
+            self._reconcile()
+            if module_id is None:
+                if len(self.modules) != 1:
+                    raise ValueError(f"say which module with module_id=: there are {sorted(self.modules)}")
+                (module_id,) = self.modules
+            return self[module_id].rollback(to, reason)
+
+    def forget(self, group: Any, indices: Collection[int]) -> None:
+        """Bring env runners that RLlib wrote into by itself, as it does after a restart, to their targets."""
+        with self._lock:
+            places = [(tag, index) for tag, known in self.groups.items() if known is group for index in indices]
+            for updater in self.modules.values():
+                updater.forget(places)
+            self.sync(only=places)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has let go of the Algorithm."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let go of the env runners; RLlib syncs weights by itself again. Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for group in self.groups.values():
+                for name in ("sync_weights", "sync_env_runner_states", "stop"):
+                    vars(group).pop(name, None)
+            for updater in self.modules.values():
+                _close(updater)
+            algorithm = self._algorithm()
+            if algorithm is not None and _attached.get(id(algorithm)) is self:
+                del _attached[id(algorithm)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(map(repr, self.modules.values()))}>"
+
+    # ------------------------------------------------------------------ modules and env runners
+
+    def _each(
+        self,
+        module_ids: Iterable[str] | None,
+        only: Collection[Place] | None,
+        do: Callable[[ModuleUpdater, list[int] | None], SyncReport],
+    ) -> dict[str, SyncReport]:
+        with self._lock:
+            self._reconcile()
+            chosen = list(self.modules) if module_ids is None else list(module_ids)
+            reports = {}
+            for module_id in chosen:
+                updater = self[module_id]
+                workers = None if only is None else [updater.places[key] for key in only if key in updater.places]
+                reports[module_id] = do(updater, workers)
+            return reports
+
+    def _reconcile(self) -> None:
+        """Follow the modules and env runners that the Algorithm has now."""
+        if self._closed:
+            raise InUseError(f"{self!r} is closed; make a new one for the Algorithm")
+        found = [key for key in self.learners.module_ids() if self._chosen is None or key in self._chosen]
+        for gone in self.modules.keys() - set(found):
+            _close(self.modules.pop(gone))
+        wanted = self._env_runners()
+        for module_id in found:
+            if module_id not in self.modules:
+                self.modules[module_id] = self._steer(module_id)
+            self.modules[module_id].place(wanted)
+
+    def _steer(self, module_id: str) -> ModuleUpdater:
+        registry = Registry.open(self._location, policy=policy_of(module_id))
+        told = None if self._on_rollback is None else functools.partial(self._on_rollback, module_id)
+        return ModuleUpdater(self.learners, module_id, registry=registry, on_rollback=told, **self._options)
+
+    def _env_runners(self) -> dict[Place, tuple[str, Any]]:
+        found: dict[Place, tuple[str, Any]] = {}
+        for tag, group in self.groups.items():
+            name = self._prefix + ("env-runner" if tag == "train" else "eval-env-runner")
+            local = group.local_env_runner
+            if getattr(local, "module", None) is not None:
+                found[tag, 0] = (f"{name}-0", local)
+            for index, actor in group._worker_manager.actors().items():
+                found[tag, index] = (f"{name}-{index}", actor)
+        return found
+
+    def _steps(self) -> int:
+        algorithm = self._algorithm()
+        counted = (
+            0
+            if algorithm is None
+            else algorithm.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"), default=0)
+        )
+        return int(counted)
+
+    # ------------------------------------------------------------------ in RLlib's place
+
+    def _stand_in(self, tag: str, group: Any) -> None:
+        """Take the place of a group's own methods, on this one object; `close` gives them back."""
+        stock_sync, stock_states, stock_stop = group.sync_weights, group.sync_env_runner_states, group.stop
+
+        @functools.wraps(stock_sync)
+        def sync_weights(
+            policies: Any = None,
+            from_worker_or_learner_group: Any = None,
+            to_worker_indices: Any = None,
+            **options: Any,
+        ) -> None:
+            self._reconcile()
+            asked = self.learners.module_ids() if policies is None else list(policies)
+            others = [key for key in asked if key not in self.modules]
+            if others:
+                stock_sync(others, from_worker_or_learner_group, to_worker_indices, **options)
+            publish = from_worker_or_learner_group is self.learners.group and self._is_due()
+            bring = self.update if publish else self.sync
+            bring(
+                [key for key in asked if key in self.modules], only=self._places(tag, group, to_worker_indices)
+            )
+
+        @functools.wraps(stock_states)
+        def sync_env_runner_states(*, rl_module_state: Any = None, **options: Any) -> None:
+            if rl_module_state is None:
+                stock_states(**options)
+                return
+            stock_states(rl_module_state=self._of_others(rl_module_state), **options)
+            if self._is_due():
+                self.update(only=self._places(tag, group, options.get("env_runner_indices_to_update")))
+
+        @functools.wraps(stock_stop)
+        def stop() -> None:
+            self.close()
+            stock_stop()
+
+        group.sync_weights, group.sync_env_runner_states, group.stop = sync_weights, sync_env_runner_states, stop
+
+    def _is_due(self) -> bool:
+        # A learner that was restored counts from an older number: that is always brought to the env runners.
+        since = self.learners.number() - self._published_at
+        return since < 1 or since >= self._every
+
+    def _places(self, tag: str, group: Any, indices: Iterable[int] | None) -> list[Place]:
+        # RLlib always brings the env runner in this process along: it restores others from it.
+        wanted = group._worker_manager.actor_ids() if indices is None else indices
+        return [(tag, index) for index in (0, *wanted)]
+
+    def _of_others(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what is left of the modules' state without the steered ones."""
+        modules = state.get(COMPONENT_RL_MODULE)
+        if isinstance(modules, ray.ObjectRef):
+            modules = ray.get(modules, timeout=self.learners.timeout)
+        others = {key: weights for key, weights in (modules or {}).items() if key not in self.modules}
+        # Without a number: it tells of the steered ones, too, and RLlib loads what has none.
+        return {COMPONENT_RL_MODULE: others} if others else None
+
+
+class LedgerCallback(RLlibCallback):
+    """Keeps an Algorithm's weights in a registry, by its config alone.
+
+    ```python
+    config.callbacks(LedgerCallback.at("runs/cartpole"))
+    ```
+
+    With it the Algorithm gets an `RLlibUpdater` when it is built (`RLlibUpdater.of(algorithm)` returns it), every weight
+    that RLlib syncs is a version, everything sampled is stamped, restarted env runners are brought to their targets,
+    and `train()` tells in `result["weightledger"]`, by module id, the version and the env runners that failed.
+
+    Args:
+        location: as in `RLlibUpdater`; None for a subclass that has its own `location`.
+        options: as in `RLlibUpdater`.
+    """
+
+    location: Location | None = None
+
+    def __init__(self, location: Location | None = None, **options: Any) -> None:
+        super().__init__()
+        self.location = self.location if location is None else location
+        self.options = options
+        self.updater: RLlibUpdater | None = None
+        """The Algorithm's updater; None in env runners, where the callback stamps."""
+
+    @classmethod
+    def at(cls, location: Location, **options: Any) -> Callable[[], LedgerCallback]:
+        """Return what `AlgorithmConfig.callbacks` takes, for a registry there.
+
+        Args:
+            location: as in `RLlibUpdater`; so are the options.
+        """
+        return functools.partial(cls, location, **options)
+
+    def on_algorithm_init(self, *, algorithm: Any, **_: Any) -> None:
+        """Publish the weights that the Algorithm begins with, and bring its env runners to their targets."""
+        if self.location is None:
+            raise ValueError(f"where is the registry? Use callbacks({type(self).__name__}.at(location))")
+        self.updater = RLlibUpdater(algorithm, self.location, **self.options)
+
+    def on_train_result(self, *, result: dict[str, Any], **_: Any) -> None:
+        """Publish what the iteration left, give the versions that acted their score, and tell in the result."""
+        updater = self.updater
+        if updater is None or updater.closed:
+            return
+        reports = updater.update()
+        score = result.get("env_runners", {}).get("episode_return_mean", math.nan)
+        for module_id, number in updater.acted.items():
+            if module_id in updater.modules and not math.isnan(score):
+                updater[module_id].registry.record_metrics(number, episode_return_mean=float(score))
+        updater.acted.clear()
+        result["weightledger"] = {
+            module_id: {
+                "version": report.version,
+                "ok": report.ok,
+                "failed": {outcome.name: outcome.status for outcome in report.failed.values()},
+            }
+            for module_id, report in reports.items()
+        }
+
+    def on_env_runners_recreated(
+        self, *, env_runner_group: Any, env_runner_indices: list[int], **_: Any
+    ) -> None:
+        """Bring restarted env runners, which RLlib gave the weights of the one in this process, to their targets."""
+        if self.updater is not None and not self.updater.closed:
+            self.updater.forget(env_runner_group, env_runner_indices)
+
+    def on_sample_end(self, *, env_runner: Any = None, samples: Any = (), **_: Any) -> None:
+        """Stamp what was sampled."""
+        stamp_samples(env_runner, samples)
+
+
+def _is_actor(handle: Any) -> bool:
+    return isinstance(handle, ray.actor.ActorHandle)
+
+
+def _close(updater: ModuleUpdater) -> None:
+    updater.close()
+    updater.registry.close()
+
+
+def _check(algorithm: Any) -> None:
+    config = algorithm.config
+    if not config.enable_env_runner_and_connector_v2 or algorithm.learner_group is None:
+        raise ValueError(
+            f"{algorithm} runs on RLlib's old API stack; expected one with a LearnerGroup and EnvRunners: leave "
+            "config.api_stack() as it is by default"
+        )
+    if getattr(config, "use_env_runner_state_server", False):
+        raise ValueError(
+            "env runners that pull their weights from RLlib's state server cannot be steered; "
+            "leave use_env_runner_state_server off"
+        )

@@ -1,0 +1,147 @@
+"""What runs inside RLlib's env runners: a push, and the stamps of what is sampled.
+
+Rules kept here
+- Weights, RLlib's own number for them and the note change in one call. A runner's calls come one after another, so no
+  sample lies in between.
+- RLlib's number never falls, and it never rises without the weights that belong to it.
+- A stamp is given only while nobody else has written into the module since the push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weightledger.updater.push import Inspection, Probe, Push, Receipt
+from weightledger.updater.receiver import held_version, receive
+
+STAMP = "policy_version"
+"""The key of the stamp in an episode's custom data, and of its column in train batches."""
+
+NO_VERSION = 0
+"""The stamp of steps whose weights are no known version."""
+
+_ATTRIBUTE = "_weightledger_marks"
+_SINGLE = ("default_policy", "default")
+
+
+def policy_of(module_id: str) -> str:
+    """Return the policy, that is the series of versions, of an RLModule: its id, and `default` for RLlib's default."""
+    return _SINGLE[1] if module_id == _SINGLE[0] else module_id
+
+
+@dataclass(frozen=True)
+class ModuleOf:
+    """Find one RLModule in an env runner, of a single agent or of several."""
+
+    module_id: str
+
+    def __call__(self, runner: Any) -> Any:
+        """Return the module.
+
+        Raises:
+            LookupError: the runner has no such module.
+        """
+        from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+
+        module = runner.module
+        if isinstance(module, MultiRLModule):
+            if self.module_id not in module:
+                raise LookupError(
+                    f"the env runner has no module {self.module_id!r}, only {sorted(map(str, module.keys()))}"
+                )
+            module = module[self.module_id]
+        elif module is None:
+            raise LookupError(f"the env runner has no module at all, expected {self.module_id!r}")
+        return module.unwrapped()
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What a module looked like right after a push; cheap to compare before each stamp."""
+
+    module: int
+    writes: int
+
+
+def receive_in_runner(
+    runner: Any, push: Push | Probe, payload: Any, module_id: str, number: int
+) -> Receipt | Inspection:
+    """Carry out one instruction in an env runner, as `receiver.receive` does, and give RLlib its number for it.
+
+    RLlib itself loads weights by number only, and takes over the number of those that it did not load; so the number
+    is written here, with the weights, and stays what it is when they are refused.
+    """
+    answer = receive(runner, push, payload)
+    if isinstance(answer, Receipt) and answer.outcome in ("applied", "relabelled"):
+        runner._weights_seq_no = max(runner._weights_seq_no, number)
+        marks = vars(runner).setdefault(_ATTRIBUTE, {})
+        marks[module_id] = _mark(ModuleOf(module_id)(runner))
+    return answer
+
+
+def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:
+    """Return the version that an env runner acts with, for code that runs in it.
+
+    Returns:
+        The version; None before the first push, and when somebody wrote into the module since the last one.
+    """
+    mark = vars(runner).get(_ATTRIBUTE, {}).get(module_id)
+    if mark is None or mark != _mark(ModuleOf(module_id)(runner)):
+        return None
+    return held_version(runner, policy_of(module_id))
+
+
+def stamp_samples(runner: Any, samples: Iterable[Any]) -> None:
+    """Stamp what an env runner has just sampled with the versions that produced it.
+
+    Each chunk of an episode gets them in `custom_data["policy_version"]` (for several modules a dictionary by module
+    id), and each step in `extra_model_outputs["policy_version"]`, which RLlib makes a column of the train batch. Steps
+    whose weights are no known version get 0, and so does what a chunk looks back on.
+
+    Args:
+        runner: the env runner.
+        samples: the episodes that it returns from `sample`. No push lands inside of one `sample`, so each chunk has
+            one version.
+    """
+    for episode in samples:
+        agents = getattr(episode, "agent_episodes", None)
+        if agents is None:
+            version = runner_version(runner)
+            episode.custom_data[STAMP] = version
+            _add_column(episode, version)
+            continue
+        versions = {}
+        for single in agents.values():
+            versions[single.module_id] = runner_version(runner, single.module_id)
+            _add_column(single, versions[single.module_id])
+        episode.custom_data[STAMP] = versions
+
+
+def batch_versions(episodes: Sequence[Any]) -> list[int]:
+    """Return the versions that produced single-agent episodes, step by step; 0 where that is not known."""
+    found: list[int] = []
+    for episode in episodes:
+        column = episode.extra_model_outputs.get(STAMP)
+        steps = [NO_VERSION] * len(episode) if column is None else episode.get_extra_model_outputs(STAMP)
+        found.extend(int(step) for step in steps)
+    return found
+
+
+def _add_column(episode: Any, version: int | None) -> None:
+    from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+
+    actions = episode.actions
+    stamps = np.full(len(actions) + actions.lookback, NO_VERSION if version is None else version, np.int64)
+    stamps[: actions.lookback] = NO_VERSION
+    episode.extra_model_outputs[STAMP] = InfiniteLookbackBuffer(
+        stamps if episode.is_numpy else list(stamps), lookback=actions.lookback
+    )
+
+
+def _mark(module: Any) -> _Mark:
+    # PyTorch counts the writes into each tensor. Buffers are left out: some modules write into theirs as they act.
+    return _Mark(id(module), sum(parameter._version for parameter in module.parameters()))
