@@ -78,6 +78,8 @@ class Settlement:
     detail: str = ""
     tensors: tuple[str, ...] = ()
     """Names of the tensors that drifted."""
+    eventful: bool = True
+    """Whether the journal tells of it; not when the exchange simply goes on."""
 
 
 _EVENTS: dict[Verdict, str] = {
@@ -304,7 +306,7 @@ def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) 
         [
             (_EVENTS[item.verdict], item.version, item.name, item.detail, _details(item))
             for item in settlements
-            if item.verdict in _EVENTS
+            if item.verdict in _EVENTS and item.eventful
         ],
     )
 

@@ -229,7 +229,7 @@ class Worker(Base):
     """The run that steers it, or did last."""
     incarnation: Mapped[str | None] = mapped_column(String(255))
     state: Mapped[str] = mapped_column(String(12))
-    """`confirmed`, `unknown` or `gone`, as that run last saw it."""
+    """`confirmed`, `unknown` or `gone`, as that run last saw it; `left` when its updater was closed."""
     evidence_at: Mapped[datetime]
     detail: Mapped[str] = mapped_column(Text)
 

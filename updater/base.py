@@ -335,7 +335,7 @@ class RemoteWeightUpdaterBase(ABC):
                 return Probing(self).run()
 
     def adopt(self) -> Version:
-        """Take over a head that another run published: the server weights are restored to it.
+        """Take over a head that another run published: the server weights are restored to it, `on_rollback` is called.
 
         Returns:
             The version that the server weights hold now.
@@ -349,10 +349,11 @@ class RemoteWeightUpdaterBase(ABC):
             self._drain()
             head = self.registry.head()
             payload = self._payload_of(head)
-            copy_into(payload, self.policy_weights)
-            self._believe(head)
+            # Fits or raises before the journal says anything.
+            check_fit(payload, self.policy_weights)
             with self.registry.ledger.writing() as conn:
                 self.registry.ledger.event(conn, "adopt", version=head.number)
+            self._take_over(head, payload)
             return head
 
     def close(self) -> None:

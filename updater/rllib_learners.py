@@ -79,12 +79,18 @@ class Learners:
             if not answer.ok:
                 raise answer.get()
         if not answers:
-            raise SyncError(f"expected an answer of the learners within {self.timeout:g} s, found none; raise timeout=")
+            raise SyncError(
+                f"expected an answer of the learners within {self.timeout:g} s, found none; raise timeout="
+            )
         return [answer.get() for answer in answers]
 
 
 def _module_ids(learner: Any) -> list[str]:
-    return [key for key, module in learner.module.items() if not getattr(module.unwrapped(), "learner_only", False)]
+    return [
+        key
+        for key, module in learner.module.items()
+        if not getattr(module.unwrapped(), "learner_only", False)
+    ]
 
 
 def _weights(learner: Any, *, module_id: str, inference_only: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Seat:
     passed_by: int = 0
     """Calls that named it and passed it by since its last receipt."""
     owed: bool = False
-    """Its last push failed, so the interval does not pass it by."""
+    """Its last push failed: it is sent the bytes again, and the interval does not pass it by."""
 
     gone: bool = False
     """It died for good, as far as is known."""

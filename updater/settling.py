@@ -43,6 +43,9 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
     """Tell what a receipt means."""
     earlier = _earlier(seat, push, receipt)
 
+    # A relabel that finds other content goes on with the bytes: nothing failed yet.
+    eventful = receipt.outcome != "bytes_wanted"
+
     def settled(verdict: Verdict, detail: str) -> Settlement:
         now = receipt.now
         return Settlement(
@@ -54,6 +57,7 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
             incarnation=receipt.incarnation,
             sent_digest=None if now is None else now.sent_digest,
             detail=detail,
+            eventful=eventful or verdict != "kept",
         )
 
     def not_applied(detail: str) -> tuple[tuple[Settlement, ...], Settlement]:

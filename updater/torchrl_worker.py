@@ -49,11 +49,14 @@ class StampBatches:
 
     def __call__(self, batch: TensorDictBase) -> None:
         """Stamp one batch in place."""
-        stamps = torch.full(batch.batch_size, self.version, dtype=torch.int64, device=batch.device)
-        # Collectors in processes of their own reuse their batch, and lock it.
+        # In place where they are: processes of a collector reuse one batch, in memory that they share, and lock it.
         with batch.unlock_():
-            batch.set("policy_version", stamps)
-            batch.set(("next", "policy_version"), stamps.clone())
+            for key in ("policy_version", ("next", "policy_version")):
+                if key in batch.keys(include_nested=True):
+                    batch.fill_(key, self.version)
+                else:
+                    shape, device = batch.batch_size, batch.device
+                    batch.set(key, torch.full(shape, self.version, dtype=torch.int64, device=device))
         if self.then is not None:
             self.then(batch)
 

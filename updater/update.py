@@ -299,7 +299,7 @@ class Update:
             target=target,
             in_flight=seat.flight is not None,
             forced=forced or seat.owed,
-            resend=self.request.resend,
+            resend=self.request.resend or seat.owed,
             on_lineage=known is not None and lineage.contains(self._ranges, known.version),
         )
         return decide(

@@ -113,7 +113,7 @@ def spread(samples: Sequence[float]) -> Spread:
 def amount(value: float, unit: str) -> str:
     """Write a value with its unit."""
     if unit == "s":
-        return f"{value * 1000:.3g} ms" if value < 10 else f"{value:.3g} s"
+        return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
     if unit == "B":
         return f"{value / 2**20:,.1f} MB"
     return f"{value:,.3g} {unit}"

@@ -112,17 +112,17 @@ def test_such_an_actor_is_probed_rolled_back_and_pinned_like_any_other(tmp_path:
         assert statuses(updater.rollback(1)) == ["synced"]
         assert statuses(updater.pin(0, 2)) == ["synced"]
         assert updater.probe()[0].matches
-        get(actor.__ray_call__.remote(set_policy))
+        get(actor.__ray_call__.remote(set_policy, "meta"))
         found = updater.probe()[0]
         assert not found.matches
         assert statuses(updater.sync()) == ["failed"]  # meta weights take nothing, and nothing dies of it
-        get(actor.reset.remote())
+        get(actor.__ray_call__.remote(set_policy, "cpu"))
         assert statuses(updater.sync()) == ["synced"]
         check_truth(updater)
 
 
-def set_policy(worker: Any) -> None:
-    worker.policy = nn.Linear(3, 2, device="meta")
+def set_policy(worker: Any, device: str) -> None:
+    worker.policy = nn.Linear(3, 2, device=device)
 
 
 def test_when_such_an_actor_does_die_that_is_what_is_on_record(tmp_path: Path) -> None:

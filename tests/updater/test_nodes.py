@@ -1,0 +1,80 @@
+"""Several nodes, each with a store of its own: one run of `tests.updater.clustering`, looked at from many sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the scenes saw. They compare record and truth themselves, at each step."""
+    folder = tmp_path_factory.mktemp("nodes")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.updater.clustering", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        told, _ = child.communicate(timeout=SECONDS)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+    assert child.returncode == 0, told[-5000:]
+    found = json.loads((folder / "seen.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_workers_of_all_nodes_are_synced(seen: dict[str, Any]) -> None:
+    assert seen["sync"] == ["synced"] * 6
+
+
+def test_a_version_crosses_to_each_node_once_however_many_workers_it_has(seen: dict[str, Any]) -> None:
+    """One copy in the store of each of the three nodes, two of which have two or three workers."""
+    assert seen["sync copies"] == [1, 1, 1]
+    assert seen["sync places"] == 3
+
+
+def test_a_pin_holds_one_worker_of_a_node_and_not_its_neighbour(seen: dict[str, Any]) -> None:
+    assert seen["pin"] == ["synced", "current", "synced", "synced", "synced", "synced"]
+    assert seen["pin values"] == [2.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_a_rollback_reaches_all_nodes_and_sends_no_second_copy(seen: dict[str, Any]) -> None:
+    assert seen["rollback"] == ["synced", "current", "synced", "synced", "synced", "synced"]
+    assert seen["rollback values"] == [1.0] * 6
+    assert max(seen["rollback copies"]) <= 2  # what it restores, and the version that a push may still refer to
+
+
+def test_no_store_of_any_node_keeps_old_versions(seen: dict[str, Any]) -> None:
+    assert max(seen["many copies"]) <= 2
+
+
+def test_the_loss_of_a_node_is_the_death_of_its_workers_and_of_no_other(seen: dict[str, Any]) -> None:
+    assert seen["loss"] == ["synced", "synced", "synced", "dead", "dead"]
+    assert seen["loss seconds"] < 60
+    assert seen["loss states"] == ["confirmed", "confirmed", "confirmed", "gone", "gone", "confirmed"]
+    for number, how in seen["loss ends"]:
+        assert (number, how) in [(23, "lost"), (24, "unconfirmed")]
+    assert seen["loss kinds"] == ["worker_lost"]
+
+
+def test_a_worker_that_ray_moves_to_another_node_is_a_new_life_and_gets_the_head(seen: dict[str, Any]) -> None:
+    assert seen["roamer"] == [30.0, True]
+
+
+def test_workers_on_a_new_node_take_over_the_names_of_those_that_were_lost(seen: dict[str, Any]) -> None:
+    assert seen["replaced"] == [[6, 7], ["synced"] * 6]
+    assert seen["replaced places"] == 3

@@ -1,0 +1,231 @@
+"""One RLModule's weights, from the learner to the env runners: what an `RLlibUpdater` has one of for each module.
+
+Rules kept here
+- Env runners get the inference-only state; the learner's whole module and its optimizers are the version's extra state.
+- Every push carries a number higher than all before it to that env runner, and the learner counts on from there.
+- A learner that went back to an older version's weights is recorded as a rollback, however it was restored.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import ray
+from sqlalchemy import func, select
+
+from weightledger.registry import Registry
+from weightledger.registry.errors import NotFoundError
+from weightledger.registry.ledger import Ref
+from weightledger.registry.live import live_digest
+from weightledger.registry.models import Snapshot, VersionRow
+from weightledger.registry.records import Version
+from weightledger.updater.core import RayRemoteWeightUpdater
+from weightledger.updater.push import Push
+from weightledger.updater.receiver import incarnation
+from weightledger.updater.reports import SyncReport
+from weightledger.updater.rllib_learners import Learners
+from weightledger.updater.rllib_runner import ModuleOf, receive_in_runner
+from weightledger.updater.seats import Seat
+from weightledger.updater.server import ServerWeights
+from weightledger.updater.settling import Trouble
+
+Place = tuple[str, int]
+"""Which env runner: `train` or `eval`, and RLlib's index of it; 0 is the one in this process."""
+
+
+class ModuleUpdater(RayRemoteWeightUpdater):
+    """The updater of one RLModule: a `RayRemoteWeightUpdater` whose server weights are a learner's.
+
+    An `RLlibUpdater` makes one a module and gives it its workers. Everything that an updater does is here: `pin`,
+    `rollback`, `probe`, `sync`.
+
+    Args:
+        learners: where the weights come from, and go back to.
+        module_id: which module.
+        registry: where versions are kept.
+        options: as in `RayRemoteWeightUpdater`; `extra` is the learner's own.
+        on_rollback: called with the version after the learner was restored to it.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        module_id: str,
+        *,
+        registry: Registry,
+        on_rollback: Callable[[Version], object] | None = None,
+        **options: Any,
+    ) -> None:
+        self.learners = learners
+        self.module_id = module_id
+        self.places: dict[Place, int] = {}
+        """The worker id of each env runner."""
+        self._after_rollback = on_rollback
+        self._numbers: dict[int, int] = {}
+        self._counted: int | None = None
+        super().__init__(
+            learners.weights(module_id),
+            [],
+            registry=registry,
+            locate=ModuleOf(module_id),
+            extra=functools.partial(learners.whole, module_id),
+            on_rollback=self._restore_learner,
+            **options,
+        )
+
+    def update_weights(
+        self, weights: Any = None, worker_ids: int | Iterable[int] | None = None, **options: Any
+    ) -> Any:
+        """Publish the learner's weights if they changed, and bring env runners to their targets.
+
+        A learner that holds an older version's weights again went back to it, for instance by `restore_from_path`:
+        that is recorded as a rollback, so the branch in between is abandoned.
+
+        Args:
+            weights: as in `RayRemoteWeightUpdater.update_weights`; so are all others, and what is raised.
+        """
+        with self._caller:
+            if weights is None:
+                self.refresh()
+                options["force"] = self._record_return() or options.get("force", False)
+            return super().update_weights(weights, worker_ids, **options)
+
+    __call__ = update_weights
+
+    def rollback(self, to: Ref | None = None, reason: str = "") -> SyncReport:
+        """Go back to an older version: the learner whole, with its optimizers, and every unpinned env runner.
+
+        Args:
+            to: as in `Registry.rollback`.
+            reason: for the log.
+
+        Raises:
+            NotFoundError: as in `RayRemoteWeightUpdater.rollback`; so are `InvalidWeightsError` and `ConflictError`.
+        """
+        with self._caller:
+            self.refresh()
+            return super().rollback(to, reason)
+
+    def adopt(self) -> Version:
+        """Take over a head that another run published: the learner is restored to it, with its optimizers."""
+        with self._caller:
+            self.refresh()
+            version = super().adopt()
+            self._restore_learner(version)
+            return version
+
+    def refresh(self) -> None:
+        """Look at the learner's weights; its module may be another one than before."""
+        self.policy_weights = self.learners.weights(self.module_id)
+
+    def place(self, wanted: Mapping[Place, tuple[str, Any]]) -> None:
+        """Steer exactly these env runners, by name and handle. Those that are known already keep their ids."""
+        for place, worker_id in list(self.places.items()):
+            if place not in wanted or wanted[place][1] is not self.seats.get(worker_id).handle:
+                self.remove_worker(worker_id)
+                del self.places[place]
+        new = [place for place in wanted if place not in self.places]
+        if new:
+            names, handles = zip(*(wanted[place] for place in new), strict=True)
+            self.places |= zip(new, self._add_workers(handles, names), strict=True)
+
+    def forget(self, places: Collection[Place]) -> None:
+        """Believe nothing of env runners that RLlib wrote into; they are sent their target at the next update."""
+        for place in places:
+            if place in self.places:
+                self.seats.get(self.places[place]).known = None
+
+    # ------------------------------------------------------------------ the transport
+
+    def _run(self, request: Any) -> SyncReport:
+        with self._running:
+            self._counted = None
+            return super()._run(request)
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        """Start one push: to an actor, or by a plain call to the env runner in this process."""
+        handle, push, content = self.seats.get(worker_id).handle, server_weights.push, server_weights.handle
+        assert push is not None
+        number = self._next_number(worker_id) if isinstance(push, Push) else 0
+        if _is_actor(handle):
+            return handle.__ray_call__.remote(receive_in_runner, push, content, self.module_id, number)
+        if content is not None:
+            content = self._fetch(content)
+            if content is None:
+                return Trouble("bytes_lost", "the object store has lost the weights")
+        return receive_in_runner(handle, push, content, self.module_id, number)
+
+    def _next_number(self, worker_id: int) -> int:
+        """Return RLlib's number for a push: higher than that of any before it to the same env runner.
+
+        While training goes forward it is the learner's own, so that RLlib's metrics stay what they were.
+        """
+        if self._counted is None:
+            self._counted = self.learners.number()
+        number = self._numbers[worker_id] = max(self._counted, self._numbers.get(worker_id, 0) + 1)
+        if number > self._counted:
+            # What RLlib counts next is to be higher still, or an env runner let go of would not load it.
+            self.learners.raise_number(number)
+            self._counted = number
+        return number
+
+    def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
+        here: dict[int, str | Trouble] = {
+            seat.id: incarnation() for seat in seats if not _is_actor(seat.handle)
+        }
+        return here | super()._find_lives([seat for seat in seats if seat.id not in here])
+
+    # ------------------------------------------------------------------ the learner
+
+    def _record_return(self) -> bool:
+        """Record that the learner went back to an older version by other means than ours; tells whether it did."""
+        self._drain()
+        ledger, head = self.registry.ledger, self.head
+        if head is None:
+            return False
+        digest = live_digest(self.policy_weights)[0]
+        with ledger.reading() as conn:
+            policy = ledger.find_policy(conn)
+            # Whoever moved the head meanwhile is followed, or refused, by the update itself.
+            if digest == head.digest or policy is None or ledger.head_number(conn) != head.number:
+                return False
+            number = conn.scalar(
+                select(func.max(VersionRow.number))
+                .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+                .where(
+                    VersionRow.policy_id == policy.id,
+                    VersionRow.state == "stored",
+                    VersionRow.digest == digest,
+                    Snapshot.stored,
+                )
+            )
+        if number is None:
+            return False
+        self._believe(
+            self.registry.rollback(
+                number, reason="the learner was restored to these weights", expected_head=head.number
+            )
+        )
+        return True
+
+    def _restore_learner(self, version: Version) -> None:
+        try:
+            whole = self.registry.load_extra(version)
+        except NotFoundError:
+            whole = {"module": self.policy_weights}
+            warnings.warn(
+                f"v{version.number} of policy {version.policy!r} was published without the learner's state: of module "
+                f"{self.module_id!r} only the weights that env runners have were restored, and neither its other "
+                "weights nor its optimizers",
+                stacklevel=2,
+            )
+        self.learners.restore(self.module_id, whole)
+        if self._after_rollback is not None:
+            self._after_rollback(version)
+
+
+def _is_actor(handle: Any) -> bool:
+    return isinstance(handle, ray.actor.ActorHandle)
