@@ -32,7 +32,7 @@ from weightledger.registry.runs import file_tag, policy_lock
 from weightledger.registry.snapshots import SnapshotStore, SnapshotWriter
 
 # Below this a thread costs more than the write that it would take off the caller's hands.
-INLINE_BYTES = 1 << 20
+INLINE_BYTES = 4 << 20
 # From here on a second thread hashes faster than it disturbs those that write and distribute.
 _MANY_THREADS_BYTES = 16 << 20
 _HASH_THREADS = min(4, os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""What an updater tells Ray's metrics (`ray.util.metrics`): names, units and tags are those of docs/reference/metrics.md.
+"""What an updater tells `ray.util.metrics`: names, units and tags are those of docs/reference/metrics.md.
 
 Rules kept here
 - Only what changed is recorded, so that an update costs the same however many workers stand still.
@@ -93,7 +93,9 @@ class RayMetrics:
             self._head = head
             self._to.head.set(head, self._policy)
             self._staleness.clear()
-        self._look_up(updater, {version for version in held.values() if version is not None and version != head})
+        self._look_up(
+            updater, {version for version in held.values() if version is not None and version != head}
+        )
         for name, version in held.items():
             stale = 0 if version == head else self._staleness.get(version) if version is not None else None
             self._tell(name, _number(version), _number(stale))

@@ -56,7 +56,7 @@ class ModuleOf:
             module = module[self.module_id]
         elif module is None:
             raise LookupError(f"the env runner has no module at all, expected {self.module_id!r}")
-        return module.unwrapped()
+        return module.unwrapped() if hasattr(module, "unwrapped") else module
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,13 @@ def receive_in_runner(
     answer = receive(runner, push, payload)
     if isinstance(answer, Receipt) and answer.outcome in ("applied", "relabelled"):
         runner._weights_seq_no = max(runner._weights_seq_no, number)
-        marks = vars(runner).setdefault(_ATTRIBUTE, {})
-        marks[module_id] = _mark(ModuleOf(module_id)(runner))
+        mark_module(runner, module_id)
     return answer
+
+
+def mark_module(runner: Any, module_id: str) -> None:
+    """Remember what a module looks like now, so that writes of others show."""
+    vars(runner).setdefault(_ATTRIBUTE, {})[module_id] = _mark(ModuleOf(module_id)(runner))
 
 
 def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:

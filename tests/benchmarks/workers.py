@@ -77,6 +77,8 @@ def cluster(store: int, *, cpus: int = 64) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     ray.init(
+        # Without it, a cluster that somebody else runs on this machine would be joined.
+        address="local",
         num_cpus=cpus,
         include_dashboard=False,
         object_store_memory=max(200 << 20, store),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
+from ray.exceptions import ActorDiedError, RayActorError
 from torch import nn
 
 from weightledger.registry import Registry
@@ -52,8 +54,9 @@ class Rollouts:
 
     def value(self) -> float:
         """Return the one number that all weights have; a mix would not have one."""
-        (value,) = {float(number) for tensor in self.policy.state_dict().values() for number in tensor.flatten()}
-        return value
+        found = {float(end) for tensor in self.policy.state_dict().values() for end in tensor.aminmax()}
+        assert len(found) == 1, f"a mix: {found}"
+        return found.pop()
 
     def digest(self) -> str:
         return live_digest(self.policy)[0]
@@ -87,11 +90,14 @@ class Rollouts:
         os._exit(1)
 
 
-Worker = ray.remote(num_cpus=0, max_restarts=-1)(Rollouts)
+remote: Any = ray.remote
+"""Untyped, since Ray's annotations know neither the options nor the methods of actors."""
+
+Worker = remote(num_cpus=0, max_restarts=-1)(Rollouts)
 """Comes back after each death."""
-Mortal = ray.remote(num_cpus=0)(Rollouts)
+Mortal = remote(num_cpus=0)(Rollouts)
 """Dies once."""
-Threaded = ray.remote(num_cpus=0, max_concurrency=6)(Rollouts)
+Threaded = remote(num_cpus=0, max_concurrency=6)(Rollouts)
 
 _pools: dict[Any, list[Any]] = {}
 
@@ -125,9 +131,9 @@ def restarted(actor: Any) -> None:
     def answers() -> bool:
         try:
             ray.get(actor.pid.remote(), timeout=PATIENCE)
-        except ray.exceptions.ActorDiedError:
+        except ActorDiedError:
             raise
-        except ray.exceptions.RayActorError:
+        except RayActorError:
             return False
         return True
 
@@ -138,7 +144,9 @@ def crash(actor: Any) -> None:
     """End the process of an actor from inside, and wait until the cluster knows."""
     (before,) = find_lives({0: actor}).values()
     actor.die.remote()
-    wait_until(lambda: find_lives({0: actor}).get(0) != before, "the cluster to see that an actor's process ended")
+    wait_until(
+        lambda: find_lives({0: actor}).get(0) != before, "the cluster to see that an actor's process ended"
+    )
 
 
 def kill(actor: Any) -> None:
@@ -208,7 +216,9 @@ def compare(registry: Registry, actors: Mapping[str, Any]) -> None:
         assert status.held is not None
         assert held[name].version == status.held == stamp
         assert held[name].incarnation == status.incarnation
-        assert digest == held[name].sent_digest, f"{name} is on record with v{status.held} and holds something else"
+        assert digest == held[name].sent_digest, (
+            f"{name} is on record with v{status.held} and holds something else"
+        )
         assert status.pending is None
     check_intervals(registry)
 
@@ -226,7 +236,7 @@ def check_intervals(registry: Registry) -> None:
             assert one.pushed_at <= one.confirmed_at
             assert one.ended_at is None or one.ended_at >= one.confirmed_at
             assert one.incarnation is not None
-        for earlier, later in zip(confirmed, confirmed[1:], strict=False):
+        for earlier, later in pairwise(confirmed):
             assert later.confirmed_at is not None
             assert earlier.ended_at is not None
             assert earlier.ended_at <= later.confirmed_at

@@ -1,7 +1,7 @@
 """A driver in a process of its own, which kills itself at a chosen moment of its second update.
 
-`main` steers named actors, brings them to v1, and publishes v2 until it dies of SIGKILL. The moment `stay` dies at nothing:
-it says `done` and waits.
+`main` steers named actors, brings them to v1, and publishes v2 until it dies of SIGKILL. The moment `stay` dies at
+nothing: it says `done` and waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Driver(RayRemoteWeightUpdater):
             die()
         handle = super()._sync_weights_with_worker(worker_id, server_weights)
         bare = ServerWeights(**{**vars(server_weights), "handle": bytes(server_weights.handle)})
-        (self.registry.location / f"push-{server_weights.version}-{worker_id}").write_bytes(pickle.dumps(bare))
+        (self.registry.location / f"push-{server_weights.version}-{worker_id}").write_bytes(
+            pickle.dumps(bare)
+        )
         return handle
 
 

@@ -11,7 +11,19 @@ import ray
 import torch
 from torch import nn
 
-from tests.updater.actors import Rollouts, borrow, check_truth, crash, get, learn, restarted, status_of, statuses, steer
+from tests.updater.actors import (
+    Rollouts,
+    borrow,
+    check_truth,
+    crash,
+    get,
+    learn,
+    remote,
+    restarted,
+    status_of,
+    statuses,
+    steer,
+)
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError
 from weightledger.updater import RayRemoteWeightUpdater
@@ -81,7 +93,7 @@ class WithTies(Rollouts):
 
 def test_tied_weights_travel_once_and_stay_tied_in_place(tmp_path: Path) -> None:
     """RAY-14: one tensor of 64 KB, not two; neighbour: many syncs take no new memory for it."""
-    worker = ray.remote(num_cpus=0)(WithTies).remote()
+    worker = remote(num_cpus=0)(WithTies).remote()
     learner = Tied(1.0)
     with (
         Registry.open(tmp_path) as registry,
@@ -103,7 +115,7 @@ def test_tied_weights_travel_once_and_stay_tied_in_place(tmp_path: Path) -> None
 
 def test_a_worker_in_another_namespace_is_steered_by_its_handle(tmp_path: Path) -> None:
     """RAY-15: by a handle every namespace is in reach; a bare name is refused with what to call."""
-    remote = ray.remote(num_cpus=0)(Rollouts).options(name="w9", namespace="elsewhere").remote()
+    remote = remote(num_cpus=0)(Rollouts).options(name="w9", namespace="elsewhere").remote()
     (near,) = borrow(1)
     with pytest.raises(TypeError, match=r"found 'w9'.*ray\.get_actor\('w9', namespace="):
         steer(tmp_path, ["w9"], names=None)
@@ -122,9 +134,10 @@ def test_a_worker_in_another_namespace_is_steered_by_its_handle(tmp_path: Path) 
 def test_two_actors_of_one_name_in_two_namespaces_need_names_of_their_own(tmp_path: Path) -> None:
     """RAY-15, neighbour: what a worker holds is recorded by name."""
     twins = [
-        ray.remote(num_cpus=0)(Rollouts).options(name="twin", namespace=space).remote() for space in ("one", "two")
+        remote(num_cpus=0)(Rollouts).options(name="twin", namespace=space).remote()
+        for space in ("one", "two")
     ]
-    with pytest.raises(InUseError, match="'twin'.*names="):
+    with pytest.raises(InUseError, match=r"'twin'.*names="):
         steer(tmp_path, twins, names=None)
     updater, _ = steer(tmp_path, twins, names=["one/twin", "two/twin"])
     with updater:
@@ -147,7 +160,7 @@ class Copying(Rollouts):
 
 def test_a_probe_of_what_the_worker_acts_with_shows_a_copy_that_was_never_updated(tmp_path: Path) -> None:
     """RAY-18: acknowledged in one module, acted with another."""
-    worker = ray.remote(num_cpus=0)(Copying).remote()
+    worker = remote(num_cpus=0)(Copying).remote()
     updater, _ = steer(tmp_path, [worker])
     with updater:
         assert statuses(learn(updater, 1.0)) == ["synced"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from tests.updater.actors import (
@@ -20,6 +21,7 @@ from tests.updater.actors import (
     filled,
     get,
     learn,
+    remote,
     status_of,
     statuses,
     steer,
@@ -39,7 +41,10 @@ def test_workers_that_are_left_behind_are_shown_with_their_lag(tmp_path: Path) -
         learn(updater, 1.0)
         for value in (2.0, 3.0, 4.0, 5.0):
             learn(updater, value, worker_ids=[2])
-        lag = {status.name: (status.held, status.target, status.staleness) for status in updater.registry.workers()}
+        lag = {
+            status.name: (status.held, status.target, status.staleness)
+            for status in updater.registry.workers()
+        }
         assert lag == {"eval-0": (5, 5, 0), "rollout-0": (1, 5, 4), "rollout-1": (1, 5, 4)}
         check_truth(updater)
 
@@ -70,7 +75,9 @@ def test_what_is_published_later_is_what_the_weights_were_at_the_call(tmp_path: 
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_version_with_nan_or_infinity_reaches_no_worker_unless_allowed(tmp_path: Path, poison: float) -> None:
+def test_a_version_with_nan_or_infinity_reaches_no_worker_unless_allowed(
+    tmp_path: Path, poison: float
+) -> None:
     """RL-05: it is stored, flagged and refused; a mask that holds -inf on purpose can be let through."""
     workers = borrow(2)
     updater, learner = steer(tmp_path, workers)
@@ -137,7 +144,7 @@ def test_numbers_go_on_after_a_resume_and_old_records_are_of_an_earlier_run(tmp_
     assert get(workers[0].value.remote()) == 6.0
 
 
-@ray.remote(num_cpus=0, max_calls=1)
+@remote(num_cpus=0, max_calls=1)
 def _resume(folder: str, worker: Any) -> dict[str, Any]:
     with Registry.open(folder) as registry:
         other = Registry.open(folder)
@@ -182,7 +189,9 @@ def test_a_rollback_brings_the_optimizer_back_with_the_policy(tmp_path: Path) ->
             updater.update_weights()
             updater.rollback(1, "learning rate")
             train(learner, adam, 1)
-            assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), expected.parameters(), strict=True))
+            assert all(
+                torch.equal(a, b) for a, b in zip(learner.parameters(), expected.parameters(), strict=True)
+            )
             updater.update_weights()
             check_truth(updater)
 
@@ -192,6 +201,12 @@ class Normalising(nn.Module):
         super().__init__()
         self.layer = filled(value)
         self.register_buffer("mean", torch.full((3,), value), persistent=False)
+
+
+def everything(module: nn.Module) -> Any:
+    """Return all tensors of a module, those that are no part of its state dict too."""
+    tensors: Any = TensorDict.from_module(module)
+    return tensors.data
 
 
 class WithNormaliser(Rollouts):
@@ -204,10 +219,8 @@ class WithNormaliser(Rollouts):
 
 
 def test_a_normaliser_that_is_no_part_of_the_weights_travels_when_it_is_named(tmp_path: Path) -> None:
-    """RL-14: not in the module's weights, and left alone; in a TensorDict of it, and applied and rolled back with them."""
-    from tensordict import TensorDict
-
-    worker = ray.remote(num_cpus=0)(WithNormaliser).remote()
+    """RL-14: not in the module's weights: left alone; in a TensorDict of it: applied and rolled back with them."""
+    worker = remote(num_cpus=0)(WithNormaliser).remote()
     learner = Normalising(1.0)
     with (
         Registry.open(tmp_path) as registry,
@@ -215,11 +228,11 @@ def test_a_normaliser_that_is_no_part_of_the_weights_travels_when_it_is_named(tm
     ):
         assert updater.update_weights().ok
         assert (get(worker.value.remote()), get(worker.mean.remote())) == (1.0, -1.0)
-        both = TensorDict.from_module(Normalising(2.0)).data
+        both = everything(Normalising(2.0))
         assert updater.update_weights(both).ok
         assert (get(worker.value.remote()), get(worker.mean.remote())) == (2.0, 2.0)
         assert updater.probe()[0].matches
-        updater.update_weights(TensorDict.from_module(Normalising(3.0)).data)
+        updater.update_weights(everything(Normalising(3.0)))
         updater.sync(version=2)
         assert (get(worker.value.remote()), get(worker.mean.remote())) == (2.0, 2.0)
         assert updater.probe()[0].matches
@@ -248,11 +261,13 @@ class WithHead(Rollouts):
 
 def test_a_tied_head_is_not_left_stale_in_a_worker_without_the_tie(tmp_path: Path) -> None:
     """RL-15: both names get the new values; the probe agrees."""
-    worker = ray.remote(num_cpus=0)(WithHead).remote()
+    worker = remote(num_cpus=0)(WithHead).remote()
     get(worker.untie.remote())
     with (
         Registry.open(tmp_path) as registry,
-        RayRemoteWeightUpdater(TiedHead(4.0, tied=True), [worker], registry=registry, names=["w0"]) as updater,
+        RayRemoteWeightUpdater(
+            TiedHead(4.0, tied=True), [worker], registry=registry, names=["w0"]
+        ) as updater,
     ):
         assert statuses(updater.update_weights()) == ["synced"]
         assert get(worker.both.remote()) == (4.0, 4.0)
@@ -309,7 +324,7 @@ class TwoPolicies(Rollouts):
 
 def test_two_policies_of_one_worker_are_two_records(tmp_path: Path) -> None:
     """RL-19: one is updated, the other is untouched; unknown keys are an error."""
-    worker = ray.remote(num_cpus=0)(TwoPolicies).remote()
+    worker = remote(num_cpus=0)(TwoPolicies).remote()
     main, _ = steer(tmp_path, [worker], policy="main")
     other, _ = steer(tmp_path, [worker], policy="opponent", locate="opponent")
     with main, other:
@@ -323,7 +338,11 @@ def test_two_policies_of_one_worker_are_two_records(tmp_path: Path) -> None:
         other.rollback(1)
         assert get(worker.values.remote()) == (1.0, 5.0)
         assert (status_of(main.registry, "w0").held, status_of(other.registry, "w0").held) == (1, 4)
-        both = {f"{part}.{key}": tensor for part in ("policy", "opponent") for key, tensor in filled(3.0).state_dict().items()}
+        both = {
+            f"{part}.{key}": tensor
+            for part in ("policy", "opponent")
+            for key, tensor in filled(3.0).state_dict().items()
+        }
         assert statuses(main.update_weights(both)) == ["failed"]
         assert get(worker.values.remote()) == (1.0, 5.0)
         assert main.probe()[0].matches
@@ -352,7 +371,7 @@ def test_an_equal_step_of_another_run_is_another_version(tmp_path: Path) -> None
         check_truth(updater)
 
 
-@ray.remote(num_cpus=0)
+@remote(num_cpus=0)
 def _fork(folder: str) -> None:
     with Registry.open(folder) as registry:
         registry.publish(filled(2.0), step=50)

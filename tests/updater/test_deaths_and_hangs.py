@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ObjectLostError
 from torch import nn
 
 from tests.updater.actors import (
@@ -23,6 +24,7 @@ from tests.updater.actors import (
     kill,
     kinds,
     learn,
+    remote,
     status_of,
     statuses,
     steer,
@@ -81,7 +83,7 @@ def test_a_worker_that_dies_while_nothing_is_sent_is_noticed_by_the_next_update(
 def test_one_call_lasts_about_its_timeout_however_many_workers_are_silent(tmp_path: Path) -> None:
     """RAY-03: busy actors, and one that asks for more than there is, take one timeout together."""
     workers = borrow(4)
-    huge = ray.remote(num_cpus=64)(Rollouts).remote()
+    huge = remote(num_cpus=64)(Rollouts).remote()
     updater, _ = steer(tmp_path, [*workers, huge], timeout=60.0)
     with updater:
         assert statuses(learn(updater, 1.0, worker_ids=[0, 1, 2, 3])) == ["synced"] * 4
@@ -152,7 +154,7 @@ def test_a_worker_that_dies_with_an_unanswered_push_ends_both_its_rows(tmp_path:
 
 
 def test_an_actor_that_never_started_is_dead_and_was_never_anything_else(tmp_path: Path) -> None:
-    broken = ray.remote(num_cpus=0)(Unborn).remote()
+    broken = remote(num_cpus=0)(Unborn).remote()
     updater, _ = steer(tmp_path, [broken, *borrow(1)])
     with updater:
         report = learn(updater, 1.0)
@@ -189,7 +191,7 @@ class Fragile(Rollouts):
         return None
 
 
-Moody = ray.remote(num_cpus=0)(Fragile)
+Moody = remote(num_cpus=0)(Fragile)
 
 
 def load(worker: Any, weights: Any, version: int) -> Any:
@@ -235,7 +237,9 @@ def test_an_apply_that_ends_the_process_is_a_death(tmp_path: Path) -> None:
 
 
 def load_if_it_can(worker: Any, weights: Any, version: int) -> Any:
-    return worker.load(weights) if hasattr(worker, "load") else worker.policy.load_state_dict(weights) and None
+    return (
+        worker.load(weights) if hasattr(worker, "load") else worker.policy.load_state_dict(weights) and None
+    )
 
 
 def test_weights_that_do_not_fit_leave_the_worker_whole(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def narrow(worker: Any) -> None:
     worker.policy = worker.kept
 
 
-@ray.remote(num_cpus=0)
+@remote(num_cpus=0)
 class Owner:
     """Puts things into the object store, which are lost when it dies."""
 
@@ -288,7 +292,7 @@ class Put(RayRemoteWeightUpdater):
 def is_lost(ref: Any) -> bool:
     try:
         ray.get(ref, timeout=60)
-    except ray.exceptions.ObjectLostError:
+    except ObjectLostError:
         return True
     return False
 

@@ -24,6 +24,7 @@ from tests.updater.actors import (
     filled,
     get,
     learn,
+    remote,
     status_of,
     statuses,
     wait_until,
@@ -44,7 +45,7 @@ _context.set_forkserver_preload(["torch", "tests.updater.driving"])
 def detached() -> list[Any]:
     """Return two named actors that outlive the driver that made them, holding -1."""
     actors = [
-        ray.remote(num_cpus=0)(Rollouts)
+        remote(num_cpus=0)(Rollouts)
         .options(name=name, lifetime="detached", get_if_exists=True, max_concurrency=1)
         .remote()
         for name in NAMES
@@ -87,7 +88,9 @@ LEFT: dict[str, tuple[int | None, int]] = {
 
 
 @pytest.mark.parametrize("moment", [moment for moment in driving.MOMENTS if moment != "stay"])
-def test_a_driver_that_is_killed_leaves_no_false_version_and_is_taken_over(tmp_path: Path, moment: str) -> None:
+def test_a_driver_that_is_killed_leaves_no_false_version_and_is_taken_over(
+    tmp_path: Path, moment: str
+) -> None:
     actors = detached()
     run_to_death(tmp_path, moment)
     pending, last = LEFT[moment]
@@ -122,9 +125,10 @@ def test_a_new_driver_that_does_not_ask_finds_by_receipt_what_the_dead_one_pushe
     actors = detached()
     run_to_death(tmp_path, "before the receipts are recorded")
     wait_until(lambda: get([actor.value.remote() for actor in actors]) == [2.0, 2.0], "the pushes to land")
-    with Registry.open(tmp_path) as registry, RayRemoteWeightUpdater(
-        filled(3.0), actors, registry=registry
-    ) as updater:
+    with (
+        Registry.open(tmp_path) as registry,
+        RayRemoteWeightUpdater(filled(3.0), actors, registry=registry) as updater,
+    ):
         assert statuses(learn(updater, 3.0)) == ["synced", "synced"]
         for name in NAMES:
             found = [(one.version, one.ended_how) for one in registry.history(worker=name)]
@@ -137,9 +141,10 @@ def test_a_new_driver_serves_the_head_from_its_file_although_nothing_is_publishe
     actors = detached()
     run_to_death(tmp_path, "after the receipts")
     get([actor.change.remote(9.0) for actor in actors])
-    with Registry.open(tmp_path) as registry, RayRemoteWeightUpdater(
-        filled(2.0), actors, registry=registry
-    ) as updater:
+    with (
+        Registry.open(tmp_path) as registry,
+        RayRemoteWeightUpdater(filled(2.0), actors, registry=registry) as updater,
+    ):
         report = updater.sync()
         assert (report.version, report.published) == (2, False)
         assert statuses(report) == ["synced", "synced"]
@@ -152,9 +157,10 @@ def test_pushes_of_a_dead_driver_that_land_late_change_nothing(tmp_path: Path) -
     actors = detached()
     run_to_death(tmp_path, "after the receipts")
     late = [pickle.loads((tmp_path / f"push-2-{key}").read_bytes()) for key in (0, 1)]
-    with Registry.open(tmp_path) as registry, RayRemoteWeightUpdater(
-        filled(2.0), actors, registry=registry
-    ) as updater:
+    with (
+        Registry.open(tmp_path) as registry,
+        RayRemoteWeightUpdater(filled(2.0), actors, registry=registry) as updater,
+    ):
         updater.rollback(1)
         for actor, weights in zip(actors, late, strict=True):
             payload = np.frombuffer(weights.handle, np.uint8)
@@ -164,12 +170,15 @@ def test_pushes_of_a_dead_driver_that_land_late_change_nothing(tmp_path: Path) -
         compare(registry, dict(zip(NAMES, actors, strict=True)))
 
 
-def test_a_push_that_waited_in_a_busy_actor_when_its_driver_died_does_not_undo_the_next(tmp_path: Path) -> None:
+def test_a_push_that_waited_in_a_busy_actor_when_its_driver_died_does_not_undo_the_next(
+    tmp_path: Path,
+) -> None:
     actors = detached()
     run_to_death(tmp_path, "busy")
-    with Registry.open(tmp_path) as registry, RayRemoteWeightUpdater(
-        filled(3.0), actors, registry=registry, timeout=1.0
-    ) as updater:
+    with (
+        Registry.open(tmp_path) as registry,
+        RayRemoteWeightUpdater(filled(3.0), actors, registry=registry, timeout=1.0) as updater,
+    ):
         status = status_of(registry, NAMES[0])
         assert (status.state, status.pending) == ("unknown", 2)
         report = learn(updater, 3.0)

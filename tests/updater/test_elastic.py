@@ -19,6 +19,7 @@ from tests.updater.actors import (
     kill,
     kinds,
     learn,
+    remote,
     status_of,
     statuses,
     steer,
@@ -155,7 +156,7 @@ def test_a_worker_that_is_removed_with_a_push_on_its_way_can_be_added_again(tmp_
 
 
 def test_names_last_across_updaters_and_default_to_the_actors_own(tmp_path: Path) -> None:
-    named = ray.remote(num_cpus=0)(Rollouts).options(name="elastic-1").remote()
+    named = remote(num_cpus=0)(Rollouts).options(name="elastic-1").remote()
     (plain,) = borrow(1)
     with Registry.open(tmp_path) as registry:
         with RayRemoteWeightUpdater(filled(1.0), [named, plain], registry=registry) as updater:
@@ -207,7 +208,7 @@ def publish_elsewhere(folder: Path, value: float) -> None:
     get(_publish.remote(str(folder), value))
 
 
-@ray.remote(num_cpus=0)
+@remote(num_cpus=0)
 def _publish(folder: str, value: float) -> Any:
     with Registry.open(folder) as registry:
         return registry.publish(filled(value)).number

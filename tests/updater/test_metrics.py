@@ -39,7 +39,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Key, float]:
     return seen
 
 
-def test_head_versions_and_staleness_are_those_of_the_registry(tmp_path: Path, recorded: dict[Key, float]) -> None:
+def test_head_versions_and_staleness_are_those_of_the_registry(
+    tmp_path: Path, recorded: dict[Key, float]
+) -> None:
     workers = borrow(2)
     updater, _ = steer(tmp_path, workers, policy="measured")
     with updater:
@@ -114,7 +116,9 @@ def test_nothing_is_told_twice(tmp_path: Path, recorded: dict[Key, float]) -> No
 
 def test_the_reference_page_tells_of_each_metric_and_its_tags() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| [\w ]+ \| (.*?) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| [\w ]+ \| (.*?) \|", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
     told = {name: (kind, tuple(re.findall(r"`(\w+)`", tags))) for name, kind, tags in rows}
     made = {
         metric.info["name"]: (type(metric).__name__.lower(), tuple(metric.info["tag_keys"]))

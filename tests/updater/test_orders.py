@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from tests.updater.actors import (
     Rollouts,
@@ -24,6 +23,7 @@ from tests.updater.actors import (
     get,
     kinds,
     learn,
+    remote,
     status_of,
     statuses,
     steer,
@@ -182,7 +182,7 @@ def test_rollouts_that_overlap_without_a_gap_do_not_keep_a_push_out(tmp_path: Pa
         check_truth(updater)
 
 
-@ray.remote(num_cpus=0, max_concurrency=6)
+@remote(num_cpus=0, max_concurrency=6)
 class Overlapping(Rollouts):
     """A threaded actor whose rollouts nest."""
 
@@ -196,7 +196,7 @@ class Overlapping(Rollouts):
         return seen
 
 
-@ray.remote(num_cpus=0, max_concurrency=20)
+@remote(num_cpus=0, max_concurrency=20)
 class Async(Rollouts):
     """An async actor whose rollouts await."""
 
@@ -265,7 +265,7 @@ def test_a_slow_worker_gets_the_newest_version_only_and_nothing_piles_up_for_it(
     """At most one push is in flight; the newest target takes the place of those that waited."""
     width = 250_000  # 2 MB a version
     workers = borrow(2, width=width)
-    updater, learner = steer(tmp_path, workers)
+    updater, _ = steer(tmp_path, workers)
     updater.policy_weights = filled(1.0, width)
     with updater:
         learn(updater, 1.0)

@@ -76,7 +76,9 @@ def test_an_actor_that_restarts_between_two_versions_gets_the_newer_one(tmp_path
         check_truth(updater)
 
 
-def test_an_actor_whose_call_kills_it_while_a_push_waits_is_pushed_to_in_its_next_life(tmp_path: Path) -> None:
+def test_an_actor_whose_call_kills_it_while_a_push_waits_is_pushed_to_in_its_next_life(
+    tmp_path: Path,
+) -> None:
     workers = borrow(2)
     updater, _ = steer(tmp_path, workers)
     with updater:

@@ -15,17 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from torch import nn
 
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, NotFoundError
 from weightledger.registry.live import live_digest
+from weightledger.updater.push import Note
+from weightledger.updater.receiver import write_note
 from weightledger.updater.rllib import (
     LedgerCallback,
     ModuleUpdater,
@@ -33,10 +35,16 @@ from weightledger.updater.rllib import (
     batch_versions,
     policy_of,
     runner_version,
+    stamp_samples,
 )
-from weightledger.updater.rllib_runner import ModuleOf
+from weightledger.updater.rllib_runner import ModuleOf, mark_module
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("ray_cluster"),
+]
 
 PATIENCE = 90.0
 MODULE = "default_policy"
@@ -47,7 +55,10 @@ def config(runners: int) -> Any:
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(
-            num_env_runners=runners, num_cpus_per_env_runner=0, rollout_fragment_length=32, sample_timeout_s=PATIENCE
+            num_env_runners=runners,
+            num_cpus_per_env_runner=0,
+            rollout_fragment_length=32,
+            sample_timeout_s=PATIENCE,
         )
         .learners(num_cpus_per_learner=0)
         .training(
@@ -224,7 +235,11 @@ def test_restoring_a_checkpoint_moves_the_env_runners_and_is_a_rollback_on_recor
     assert digests(algorithm) == [saved.digest] * 2
     assert learner_digest(algorithm) == saved.digest
     version = registry.head()
-    assert (version.number, version.restores, version.parent) == (saved.number + 3, saved.number, saved.number)
+    assert (version.number, version.restores, version.parent) == (
+        saved.number + 3,
+        saved.number,
+        saved.number,
+    )
     assert [registry.staleness(saved.number + step) for step in range(4)] == [0, None, None, 0]
     assert versions(algorithm) == [version.number] * 2
     assert all(new > old for new, old in zip(numbers(algorithm), before, strict=True))
@@ -283,7 +298,9 @@ def test_a_rollback_made_elsewhere_is_followed_by_the_next_iteration(algorithm: 
     assert digests(algorithm) == [wanted.digest] * 2
 
 
-def test_a_version_without_learner_state_restores_what_it_has_and_warns(algorithm: Any, tmp_path: Path) -> None:
+def test_a_version_without_learner_state_restores_what_it_has_and_warns(
+    algorithm: Any, tmp_path: Path
+) -> None:
     updater = RLlibUpdater.of(algorithm)
     report = updater[MODULE].update_weights(
         {name: tensor + 1 for name, tensor in updater.learners.weights(MODULE).items()}
@@ -352,7 +369,9 @@ def test_weights_that_somebody_else_wrote_are_stamped_as_unknown(algorithm: Any)
     updater = RLlibUpdater.of(algorithm)[MODULE]
 
     def write(runner: Any) -> None:
-        runner.set_state({"rl_module": {name: value * 0 for name, value in runner.module.get_state().items()}})
+        runner.set_state(
+            {"rl_module": {name: value * 0 for name, value in runner.module.get_state().items()}}
+        )
 
     in_runners(algorithm, write)
     assert versions(algorithm) == [None, None]
@@ -378,7 +397,10 @@ def test_restarted_env_runners_get_their_targets_before_they_sample_again(algori
         os.kill(pid, signal.SIGKILL)
     for _ in range(10):  # RLlib notices, waits for the actors to come back, and samples with them again
         result = algorithm.train()
-        if algorithm.env_runner_group.num_healthy_remote_env_runners() == 2 and result["weightledger"][MODULE]["ok"]:
+        if (
+            algorithm.env_runner_group.num_healthy_remote_env_runners() == 2
+            and result["weightledger"][MODULE]["ok"]
+        ):
             break
     assert set(in_runners(algorithm, lambda runner: os.getpid())).isdisjoint(lives)
     algorithm.train()
@@ -468,19 +490,24 @@ def test_an_updater_is_one_of_its_kind_and_gives_the_algorithm_back_when_it_is_c
         with pytest.raises(InUseError, match="already"):
             RLlibUpdater(algorithm, tmp_path)
         registry = Registry.open(tmp_path)
-        assert [worker.name for worker in registry.workers()] == ["trial-7/env-runner-0", "trial-7/env-runner-1"]
+        assert [worker.name for worker in registry.workers()] == [
+            "trial-7/env-runner-0",
+            "trial-7/env-runner-1",
+        ]
         updater[MODULE].pin(1, 1)
         algorithm.train()
         assert digests(algorithm) == [registry.get(1).digest]
-        updater.close()
-        algorithm.train()
-        assert digests(algorithm) == [live_digest(learner(algorithm).module[MODULE].get_state(inference_only=True))[0]] or (
-            digests(algorithm) != [registry.get(1).digest]
-        )
         assert registry.head().number == 2
+        updater.close()
+        registry.unpin("trial-7/env-runner-1")
+        algorithm.train()
+        assert registry.head().number == 2
+        # By RLlib's own sync, whose number is above what the pinned env runner was given last.
+        acting = digests(algorithm)
         again = RLlibUpdater(algorithm, lambda built: tmp_path if built is algorithm else "nowhere")
         assert again is RLlibUpdater.of(algorithm)
         assert registry.head().number == 3
+        assert acting == [registry.head().digest]
     finally:
         algorithm.stop()
     assert again.closed
@@ -500,25 +527,32 @@ def test_only_the_chosen_syncs_of_small_steps_are_published(tmp_path: Path) -> N
 
 
 def test_a_policy_is_named_by_its_module() -> None:
-    assert [policy_of(name) for name in ("default_policy", "main", "opponent")] == ["default", "main", "opponent"]
+    assert [policy_of(name) for name in ("default_policy", "main", "opponent")] == [
+        "default",
+        "main",
+        "opponent",
+    ]
 
 
-def test_a_column_of_stamps_fits_what_a_chunk_looks_back_on() -> None:
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-
-    from weightledger.updater.rllib_runner import stamp_samples
-
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_a_column_of_stamps_covers_what_a_chunk_looks_back_on_without_claiming_it(as_numpy: bool) -> None:
     class Runner:
         module = nn.Linear(1, 1)
 
-    for numpy in (False, True):
-        whole = SingleAgentEpisode(observations=[0.0, 1.0, 2.0], actions=[1, 1], rewards=[1.0, 1.0], len_lookback_buffer=0)
-        chunk = whole.cut(len_lookback_buffer=1)
-        chunk.add_env_step(3.0, 1, 1.0)
-        chunk = chunk.to_numpy() if numpy else chunk
-        chunk.validate()
-        stamps = chunk.actions
-        assert (len(stamps), stamps.lookback) == (1, 1)
+    episode = SingleAgentEpisode(
+        observations=[0.0, 1.0, 2.0], actions=[1, 1], rewards=[1.0, 1.0], len_lookback_buffer=0
+    )
+    chunk = episode.cut(len_lookback_buffer=1)
+    chunk.add_env_step(3.0, 1, 1.0)
+    chunk = chunk.to_numpy() if as_numpy else chunk
+    runner = Runner()
+    write_note(runner, ("registry", "default"), Note(5, "digest", "digest", 1, "run"))
+    mark_module(runner, MODULE)
+    stamp_samples(runner, [chunk])
+    chunk.validate()
+    assert chunk.custom_data == {"policy_version": 5}
+    assert list(chunk.extra_model_outputs["policy_version"].data) == [0, 5]
+    assert batch_versions([chunk, episode]) == [5, 0, 0]
 
 
 def test_importing_the_updater_loads_no_rllib() -> None:

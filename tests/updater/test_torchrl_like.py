@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
+from ray.exceptions import ActorDiedError
 from torch import nn
 
-from tests.updater.actors import Rollouts, borrow, check_truth, crash, get, kill, learn, status_of, statuses, steer
+from tests.updater.actors import (
+    Rollouts,
+    borrow,
+    check_truth,
+    crash,
+    get,
+    kill,
+    learn,
+    remote,
+    status_of,
+    statuses,
+    steer,
+)
 from weightledger.updater.push import Push
 from weightledger.updater.receiver import receive
 
@@ -29,7 +41,7 @@ class Collector(Rollouts):
         raise RuntimeError("anything")
 
 
-Fatal = ray.remote(num_cpus=0)(Collector)
+Fatal = remote(num_cpus=0)(Collector)
 
 
 def refuse(worker: Any, weights: Any, version: int) -> None:
@@ -43,7 +55,7 @@ def get_lost(worker: Any) -> Any:
 def test_an_exception_in_a_call_does_kill_such_an_actor() -> None:
     """What the other tests stand on; when Ray mends this, they lose nothing."""
     actor = Fatal.remote()
-    with pytest.raises(ray.exceptions.ActorDiedError):
+    with pytest.raises(ActorDiedError):
         get(actor.fail.remote())
 
 

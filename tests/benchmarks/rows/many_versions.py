@@ -77,5 +77,4 @@ def _make(folder: Path, count: int, learner: Any) -> Registry:
         for statement in _FILL.split(";"):
             connection.execute(statement, {"versions": count} if ":versions" in statement else {})
         connection.commit()
-        connection.execute("ANALYZE")
     return Registry.open(folder)
