@@ -38,6 +38,7 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     ray.init(
+        address="local",  # never a cluster that happens to run on this machine
         num_cpus=4,
         include_dashboard=False,
         object_store_memory=400_000_000,

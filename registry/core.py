@@ -45,7 +45,9 @@ class Registry:
         (1, {'reward': 12.5})
     """
 
-    def __init__(self, location: Path, engine: Engine, snapshots: SnapshotStore, policy: str, uuid: str) -> None:
+    def __init__(
+        self, location: Path, engine: Engine, snapshots: SnapshotStore, policy: str, uuid: str
+    ) -> None:
         self.location = location
         """The folder, absolute."""
         self.policy = policy
@@ -59,7 +61,12 @@ class Registry:
 
     @classmethod
     def open(
-        cls, location: str | os.PathLike[str], *, policy: str = "default", create: bool = True, migrate: bool = True
+        cls,
+        location: str | os.PathLike[str],
+        *,
+        policy: str = "default",
+        create: bool = True,
+        migrate: bool = True,
     ) -> Self:
         """Open the registry in a folder.
 
@@ -288,7 +295,9 @@ class Registry:
 
     # ------------------------------------------------------------------ deciding
 
-    def rollback(self, to: Ref | None = None, *, reason: str = "", expected_head: int | None = None) -> Version:
+    def rollback(
+        self, to: Ref | None = None, *, reason: str = "", expected_head: int | None = None
+    ) -> Version:
         """Append a version that has the content of an older one, and make it the head.
 
         Args:

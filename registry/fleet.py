@@ -182,17 +182,25 @@ _END_OLDER = (
     .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
     .values(ended_at=bindparam("at"), ended_how="unconfirmed")
 )
-_END_PENDING = update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
+_END_PENDING = (
+    update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
+)
 _END_HELD = update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
 _HEARD = (
     update(Worker)
     .where(Worker.id == bindparam("w"))
-    .values(state=bindparam("s"), detail=bindparam("d"), evidence_at=bindparam("at"), incarnation=bindparam("inc"))
+    .values(
+        state=bindparam("s"), detail=bindparam("d"), evidence_at=bindparam("at"), incarnation=bindparam("inc")
+    )
 )
-_UNHEARD = update(Worker).where(Worker.id == bindparam("w")).values(state=bindparam("s"), detail=bindparam("d"))
+_UNHEARD = (
+    update(Worker).where(Worker.id == bindparam("w")).values(state=bindparam("s"), detail=bindparam("d"))
+)
 
 
-def claim(ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callable[[str], bool]) -> list[Claim]:
+def claim(
+    ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callable[[str], bool]
+) -> list[Claim]:
     """Let this run steer the named workers.
 
     Args:
@@ -215,7 +223,13 @@ def claim(ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callabl
             )
     fresh = [name for name in names if name not in rows]
     if fresh:
-        common = {"policy_id": policy.id, "run_id": run, "incarnation": None, "state": "unknown", "evidence_at": at}
+        common = {
+            "policy_id": policy.id,
+            "run_id": run,
+            "incarnation": None,
+            "state": "unknown",
+            "evidence_at": at,
+        }
         conn.execute(insert(Worker), [common | {"name": name, "detail": "not synced yet"} for name in fresh])
     if rows:
         taken = [row.id for row in rows.values()]
@@ -244,8 +258,7 @@ def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
     order = next_order(ledger, conn)
     wanted = {push.version for push in pushes}
     versions = {
-        row.number: row
-        for row in conn.execute(_PUSHED, {"policy": policy.id, "numbers": list(wanted)})
+        row.number: row for row in conn.execute(_PUSHED, {"policy": policy.id, "numbers": list(wanted)})
     }
     missing = wanted - versions.keys()
     if missing:
@@ -362,7 +375,13 @@ def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime)
         conn.execute(
             _HEARD,
             [
-                {"w": item.worker, "s": _STATES[item.verdict], "d": item.detail, "at": at, "inc": item.incarnation}
+                {
+                    "w": item.worker,
+                    "s": _STATES[item.verdict],
+                    "d": item.detail,
+                    "at": at,
+                    "inc": item.incarnation,
+                }
                 for item in heard
             ],
         )

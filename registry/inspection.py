@@ -112,7 +112,9 @@ def _abandoned(ledger: Ledger, store: SnapshotStore, folder: Path) -> list[str]:
     busy = [file_tag(policy) for policy in policies if policy_is_locked(folder, policy)]
     # Listed again: what was committed or aborted meanwhile is no leftover.
     left = set(store.leftovers())
-    return [file_id for file_id in found if file_id in left and not any(file_id.startswith(tag) for tag in busy)]
+    return [
+        file_id for file_id in found if file_id in left and not any(file_id.startswith(tag) for tag in busy)
+    ]
 
 
 def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:
@@ -122,8 +124,9 @@ def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:
     if size is None:
         kind, detail = "missing", f"expected {file.file_bytes} bytes, found no file"
     elif size != file.file_bytes:
-        kind, detail = "truncated" if size < file.file_bytes else "corrupt", (
-            f"expected {file.file_bytes} bytes, found {size}"
+        kind, detail = (
+            "truncated" if size < file.file_bytes else "corrupt",
+            (f"expected {file.file_bytes} bytes, found {size}"),
         )
     else:
         try:
@@ -141,7 +144,10 @@ def _stored_files(ledger: Ledger, conn: Connection, number: int | None) -> Itera
         return
     query = (
         select(Snapshot, VersionRow.number)
-        .join(VersionRow, or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id))
+        .join(
+            VersionRow,
+            or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id),
+        )
         .where(VersionRow.policy_id == policy.id, VersionRow.state == "stored", Snapshot.stored)
         .order_by(Snapshot.id, VersionRow.number)
     )
@@ -159,7 +165,10 @@ def _stored_files(ledger: Ledger, conn: Connection, number: int | None) -> Itera
 def _being_written(conn: Connection) -> set[str]:
     query = (
         select(Snapshot.uri)
-        .join(VersionRow, or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id))
+        .join(
+            VersionRow,
+            or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id),
+        )
         .where(VersionRow.state == "writing")
     )
     return set(conn.scalars(query))

@@ -224,7 +224,9 @@ class Ledger:
         if found is None:
             found = conn.scalar(select(Structure.id).where(Structure.fingerprint == fingerprint))
         if found is None:
-            made = conn.execute(insert(Structure).values(fingerprint=fingerprint, body=body)).inserted_primary_key
+            made = conn.execute(
+                insert(Structure).values(fingerprint=fingerprint, body=body)
+            ).inserted_primary_key
             assert made is not None
             found = int(made[0])
         if len(self._structures) >= _STRUCTURES:
@@ -366,7 +368,9 @@ class Ledger:
         wanted = [key for key in (row.structure_id, row.extra_structure_id) if key is not None]
         bodies = {
             key: json.loads(body)
-            for key, body in conn.execute(select(Structure.id, Structure.body).where(Structure.id.in_(wanted)))
+            for key, body in conn.execute(
+                select(Structure.id, Structure.body).where(Structure.id.in_(wanted))
+            )
         }
         extra = None if row.extra_structure_id is None else bodies[row.extra_structure_id]
         return bodies[row.structure_id], extra
@@ -439,7 +443,9 @@ class Ledger:
     def file(self, conn: Connection, snapshot_id: int) -> FileEntry:
         return file_entry(conn.execute(_FILE, {"snapshot": snapshot_id}).one())
 
-    def _select(self, conn: Connection, policy: PolicyRef, where: Any, newest: int | None = None) -> list[Version]:
+    def _select(
+        self, conn: Connection, policy: PolicyRef, where: Any, newest: int | None = None
+    ) -> list[Version]:
         query, named = _VERSIONS.where(where), {"policy": policy.id}
         if newest is None:
             rows = conn.execute(query.order_by(VersionRow.number), named).all()
@@ -463,7 +469,9 @@ class Ledger:
             .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
             .where(VersionRow.policy_id == policy.id, VersionRow.state == "stored", Snapshot.stored)
         )
-        below = conn.scalar(stored.where(VersionRow.number < number).order_by(VersionRow.number.desc()).limit(1))
+        below = conn.scalar(
+            stored.where(VersionRow.number < number).order_by(VersionRow.number.desc()).limit(1)
+        )
         above = conn.scalar(stored.where(VersionRow.number > number).order_by(VersionRow.number).limit(1))
         return " and ".join(f"v{found}" for found in (below, above) if found is not None)
 
@@ -537,7 +545,9 @@ def check_text(what: str, text: str) -> None:
     if not isinstance(text, str):
         raise InvalidWeightsError(f"{what} must be text, found {type(text).__name__} {text!r}")
     if values.surrogate(text):
-        raise InvalidWeightsError(f"{what} is the text {ascii(text)[:80]}, which has a lone surrogate and is no UTF-8")
+        raise InvalidWeightsError(
+            f"{what} is the text {ascii(text)[:80]}, which has a lone surrogate and is no UTF-8"
+        )
 
 
 def check_number(what: str, number: int | None) -> None:

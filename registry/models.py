@@ -146,6 +146,9 @@ class Structure(Base):
     body: Mapped[str] = mapped_column(Text)
 
 
+_WRITING = text("state = 'writing'")
+
+
 class VersionRow(Base):
     __tablename__ = "versions"
     __table_args__ = (
@@ -156,6 +159,8 @@ class VersionRow(Base):
         Index(None, "policy_id", "restores", "number"),
         Index(None, "snapshot_id"),
         Index(None, "extra_snapshot_id"),
+        # Looked for at every publish, and nearly always none.
+        Index("ix_versions_writing", "policy_id", sqlite_where=_WRITING),
     )
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     policy_id: Mapped[int] = mapped_column(ForeignKey("policies.id"))

@@ -67,7 +67,10 @@ def _candidates(ledger: Ledger, conn: Connection) -> tuple[list[retention.Candid
     # Only the weights' file counts: many versions may share one small extra state, and that must not keep them all.
     candidates = [
         retention.Candidate(
-            number=version.number, snapshot=files[version.number][0], extra_snapshot=None, metrics=version.metrics
+            number=version.number,
+            snapshot=files[version.number][0],
+            extra_snapshot=None,
+            metrics=version.metrics,
         )
         for version in versions
     ]
@@ -79,7 +82,8 @@ def _named_elsewhere(ledger: Ledger, conn: Connection) -> set[int | None]:
     found: set[int | None] = set()
     if policy is not None:
         query = select(VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
-            (VersionRow.state == "writing") | ((VersionRow.policy_id != policy.id) & (VersionRow.state == "stored"))
+            (VersionRow.state == "writing")
+            | ((VersionRow.policy_id != policy.id) & (VersionRow.state == "stored"))
         )
         for pair in conn.execute(query):
             found.update(pair)

@@ -252,7 +252,9 @@ class Publication:
             structure_id=self._ledger.structure_id(conn, self.draft.weights.structure),
             extra_snapshot_id=None if self._extra is None else self._extra.announce(self._ledger, conn),
             extra_structure_id=(
-                None if self.draft.extra is None else self._ledger.structure_id(conn, self.draft.extra.structure)
+                None
+                if self.draft.extra is None
+                else self._ledger.structure_id(conn, self.draft.extra.structure)
             ),
             parent=self.parent,
         )
@@ -276,7 +278,9 @@ class Publication:
                     if self._ledger.version(conn, self.number).state == "stored":
                         # Interrupted after the commit: the version is whole, its files stay.
                         return
-                    versioning.lose_version(self._ledger, conn, self.number, f"{type(error).__name__}: {error}")
+                    versioning.lose_version(
+                        self._ledger, conn, self.number, f"{type(error).__name__}: {error}"
+                    )
             except NotFoundError:
                 pass  # the number went back with the transaction that took it
             except (WeightLedgerError, SQLAlchemyError) as second:
@@ -420,7 +424,9 @@ def check_step(step: Any) -> int | None:
         # operator.index accepts every kind of integer, tensors of one included, and copies its value now.
         number = step.__index__()
     except (AttributeError, TypeError) as error:
-        raise InvalidWeightsError(f"step must be a whole number, found {type(step).__name__} {step!r}") from error
+        raise InvalidWeightsError(
+            f"step must be a whole number, found {type(step).__name__} {step!r}"
+        ) from error
     if not -(2**63) <= number < 2**63:
         raise InvalidWeightsError(f"step must fit into 64 bits, found {number}")
     return int(number)

@@ -70,7 +70,9 @@ def set_alias(ledger: Ledger, conn: Connection, name: str, ref: Ref) -> None:
     """Let a name stand for a version, wherever it stood before."""
     check_name("alias", name)
     if name == "head" or NUMBER.fullmatch(name):
-        raise ValueError(f"alias {name!r} would be taken for a version; choose a name that is no number or 'head'")
+        raise ValueError(
+            f"alias {name!r} would be taken for a version; choose a name that is no number or 'head'"
+        )
     target = ledger.usable(conn, ref, f"give alias {name!r} to")
     before = ledger.aliases(conn).get(name)
     policy, row = ledger.policy_ref(conn), ledger.row(conn, target.number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, literal_column, select, update
 
 from weightledger.registry import values
 from weightledger.registry.errors import ConflictError
@@ -32,7 +32,7 @@ _NEXT_NUMBER = (
 _FILE_STORED = update(Snapshot).where(Snapshot.id == bindparam("key")).values(stored=True)
 _VERSION_STORED = update(VersionRow).where(VersionRow.id == bindparam("key")).values(state="stored")
 _UNFINISHED = select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
-    VersionRow.policy_id == bindparam("policy"), VersionRow.state == "writing"
+    VersionRow.policy_id == bindparam("policy"), VersionRow.state == literal_column("'writing'")
 )
 
 
@@ -145,7 +145,12 @@ def append(ledger: Ledger, conn: Connection, **columns: Any) -> int:
     """Take the next number and write a row with it."""
     policy = ledger.policy_ref(conn)
     number = conn.execute(_NEXT_NUMBER, {"policy": policy.id}).scalar_one()
-    row = columns | {"policy_id": policy.id, "number": number, "run_id": ledger.run_id(conn), "created_at": now()}
+    row = columns | {
+        "policy_id": policy.id,
+        "number": number,
+        "run_id": ledger.run_id(conn),
+        "created_at": now(),
+    }
     conn.execute(_ADD_VERSION, row)
     return number
 
@@ -159,7 +164,12 @@ def write_metrics(ledger: Ledger, conn: Connection, row: Row[Any], metrics: Mapp
         insert(Metric),
         [
             # A NaN is not a value that databases agree on; NULL stands for it.
-            {"version_id": row.id, "name": name, "policy_id": row.policy_id, "value": None if value != value else value}
+            {
+                "version_id": row.id,
+                "name": name,
+                "policy_id": row.policy_id,
+                "value": None if value != value else value,
+            }
             for name, value in metrics.items()
         ],
     )

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 # Names that a live updater of this process steers, by (registry, policy, name); the registry tells other processes.
-_steered: weakref.WeakValueDictionary[tuple[str, str, str], RemoteWeightUpdaterBase] = weakref.WeakValueDictionary()
+_steered: weakref.WeakValueDictionary[tuple[str, str, str], RemoteWeightUpdaterBase] = (
+    weakref.WeakValueDictionary()
+)
 _steering = threading.Lock()
 
 
@@ -109,6 +111,8 @@ class RemoteWeightUpdaterBase(ABC):
         self.head: Mark | None = None
         """The head that the server weights were trained from."""
         self._marks: dict[int, Mark] = {}
+        self._at_hand: tuple[Payload, dict[str, Any]] | None = None
+        """What was read from a file last, until the call ends that needed it."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
         self._caller = threading.RLock()
         self._running = threading.RLock()
@@ -250,9 +254,7 @@ class RemoteWeightUpdaterBase(ABC):
 
     __call__ = update_weights
 
-    def sync(
-        self, worker_ids: int | Iterable[int] | None = None, version: Ref | None = None
-    ) -> SyncReport:
+    def sync(self, worker_ids: int | Iterable[int] | None = None, version: Ref | None = None) -> SyncReport:
         """Bring workers to their targets, publishing nothing.
 
         Args:
@@ -291,7 +293,9 @@ class RemoteWeightUpdaterBase(ABC):
             self._follow_head(Request(ids=()))
             ledger = self.registry.ledger
             with ledger.reading() as conn:
-                wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
+                wanted = (
+                    ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
+                )
             payload = self._payload_of(wanted)
             check_fit(payload, self.policy_weights)
             version = self.registry.rollback(
@@ -513,7 +517,13 @@ class RemoteWeightUpdaterBase(ABC):
             if buffer is not None:
                 return parse(buffer, f"v{version.number} of policy {version.policy!r}")
             self.shelf.drop(version.digest)
-        return self.registry.payload(version)
+        return self._read(version.number, version.digest)[0]
+
+    def _read(self, number: int, digest: str) -> tuple[Payload, dict[str, Any]]:
+        """Read and verify a version's file; within one call no file is read twice."""
+        if self._at_hand is None or self._at_hand[0].digest != digest:
+            self._at_hand = self.registry.read(number)
+        return self._at_hand
 
     def _take_over(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""
@@ -651,6 +661,7 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _tidy(self, wanted: Collection[str]) -> None:
         """Let go of bytes that no worker needs any more."""
+        self._at_hand = None
         self.shelf.keep(wanted)
         if len(self._marks) > 4 * (len(wanted) + len(self.seats) + 16):
             self._marks.clear()

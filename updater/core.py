@@ -78,7 +78,9 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     ) -> None:
         handles = [_checked(handle) for handle in remote_collectors]
         if names is not None and len(names) != len(handles):
-            raise ValueError(f"names= must name every worker: expected {len(handles)} names, found {len(names)}")
+            raise ValueError(
+                f"names= must name every worker: expected {len(handles)} names, found {len(names)}"
+            )
         super().__init__(
             policy_weights,
             registry=registry,
@@ -148,7 +150,9 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     def _collect(self, handles: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
         refs = {key: handle for key, handle in handles.items() if isinstance(handle, ray.ObjectRef)}
-        done = super()._collect({key: handle for key, handle in handles.items() if key not in refs}, 0.0, True)
+        done = super()._collect(
+            {key: handle for key, handle in handles.items() if key not in refs}, 0.0, True
+        )
         if not refs:
             return done
         if not eager:

@@ -18,6 +18,7 @@ from weightledger.updater.settling import Trouble, confirmation, is_on_record, r
 if TYPE_CHECKING:
     from weightledger.updater.base import RemoteWeightUpdaterBase
 
+
 class Probing:
     """Carries out one probe of all workers. `run` is called once."""
 
@@ -126,7 +127,9 @@ class Probing:
         expected, found = self._expected(seat), answer.hashes or {}
         # Of what was cast or mapped only the whole digest is on record: which tensors changed is not known then.
         names = () if expected is None else expected.keys() | found.keys()
-        drift = tuple(sorted(name for name in names if expected is None or expected.get(name) != found.get(name)))
+        drift = tuple(
+            sorted(name for name in names if expected is None or expected.get(name) != found.get(name))
+        )
         which = ", ".join(drift[:20]) or "some tensors"
         text = f"its weights are not v{note.version} any more: {which} changed in place"
         self._settlements = [item for item in self._settlements if item.worker != seat.row]

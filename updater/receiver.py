@@ -137,7 +137,9 @@ def _inspect(worker: Any, probe: Probe) -> Inspection:
     with state.pushing(probe.patience) as alone:
         note, last = state.notes.get(probe.series), state.last_orders.get(probe.series, 0)
         if not alone:
-            return Inspection(incarnation(), note, last, None, None, f"still acting after {probe.patience:g} s")
+            return Inspection(
+                incarnation(), note, last, None, None, f"still acting after {probe.patience:g} s"
+            )
         try:
             digest, hashes = live_digest(_target(worker, probe.locate), probe.names)
         except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception

@@ -70,7 +70,8 @@ class SyncReport(Record):
                 for key, outcome in self.failed.items()
             ]
             raise SyncError(
-                f"{len(lines)} of {len(self.workers)} workers did not confirm their target:\n  " + "\n  ".join(lines)
+                f"{len(lines)} of {len(self.workers)} workers did not confirm their target:\n  "
+                + "\n  ".join(lines)
             )
 
     def to_dict(self) -> dict[str, Any]:

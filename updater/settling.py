@@ -71,7 +71,9 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
             status: Status = "current" if receipt.outcome == "relabelled" else "synced"
             return Reading(earlier, settled("confirmed", detail), status, "")
         case "bytes_wanted":
-            return Reading(*not_applied("it holds other content than was recorded"), "failed", "", resend=True)
+            return Reading(
+                *not_applied("it holds other content than was recorded"), "failed", "", resend=True
+            )
         case "stale":
             detail = f"order {push.order} came after a higher one; the worker changed nothing"
             return Reading(*not_applied(detail), "superseded", detail)

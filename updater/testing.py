@@ -149,7 +149,9 @@ class FakeWorkers(RemoteWeightUpdaterBase):
 
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
         return {
-            seat.id: Trouble("dead", "the worker was killed") if seat.handle.dead else f"life-{seat.handle.life}"
+            seat.id: Trouble("dead", "the worker was killed")
+            if seat.handle.dead
+            else f"life-{seat.handle.life}"
             for seat in seats
         }
 

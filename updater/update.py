@@ -161,7 +161,9 @@ class Update:
         lock.enter_context(publisher.lock())
         publication = publisher.begin(draft)
         try:
-            spread = _Aside(self._up._distribute, draft.weights.payload) if self._worth_a_thread(draft) else None
+            spread = (
+                _Aside(self._up._distribute, draft.weights.payload) if self._worth_a_thread(draft) else None
+            )
             publication.hash()
             with self._ledger.reading() as conn:
                 self._check_head(conn)
@@ -212,7 +214,7 @@ class Update:
         found = self._up.shelf.find(version.digest)
         if found is not None:
             return replace(found, version=version.number)
-        payload, structure = self._registry.read(version.number)
+        payload, structure = self._up._read(version.number, version.digest)
         return self._serve(version, payload, structure, None)
 
     def _serve(
@@ -260,7 +262,9 @@ class Update:
         order = self._commit_intentions(leaving, vanished)
         self._send(leaving, order)
         self._make_durable()
-        self._outstanding = {work.seat.id: work for work in works if work.action in ("push", "relabel", "wait")}
+        self._outstanding = {
+            work.seat.id: work for work in works if work.action in ("push", "relabel", "wait")
+        }
         self._await()
         self._report_standing(works)
         self._up._tidy({self._head.digest} | {mark.digest for mark in self._pinned.values()})
@@ -356,7 +360,11 @@ class Update:
         return fleet.intend(
             self._ledger,
             conn,
-            [fleet.Push(work.seat.row, work.target.version, work.server.sent_digest) for work in works if work.server],
+            [
+                fleet.Push(work.seat.row, work.target.version, work.server.sent_digest)
+                for work in works
+                if work.server
+            ],
         )
 
     def _send(self, works: Sequence[_Work], order: int) -> None:
@@ -365,7 +373,9 @@ class Update:
             seat, server = work.seat, work.server
             assert server is not None
             # A worker that gives up says so while it is still listened to.
-            push = self._up._push_for(server, order, max(0.0, _WORKER_SHARE * (self._deadline - time.monotonic())))
+            push = self._up._push_for(
+                server, order, max(0.0, _WORKER_SHARE * (self._deadline - time.monotonic()))
+            )
             # Until the transport has it: an interrupt in between must not leave a push that is never answered.
             flight = Flight(push, Trouble("doubtful", "interrupted while it was sent"), work.target.pinned)
             seat.flight = flight
@@ -413,7 +423,9 @@ class Update:
             return {}
         # Those whose answer leads to another push are not made to wait for the slowest.
         eager = any(work.action in ("relabel", "wait") for work in self._outstanding.values())
-        handles = {key: work.seat.flight.handle for key, work in self._outstanding.items() if work.seat.flight}
+        handles = {
+            key: work.seat.flight.handle for key, work in self._outstanding.items() if work.seat.flight
+        }
         return self._up._collect(handles, patience, eager)
 
     def _take(self, answers: dict[int, Any], unclosed: bool, left: float) -> None:
@@ -548,7 +560,9 @@ class Update:
             pinned = seat.known is None or seat.known.pinned
             known = Known(note.version, note.sent_digest, result.incarnation, pinned)
         seat.known, seat.open_pending = known, ()
-        seat.open_held = stretch_of(note, result.incarnation) if note is not None and known is not None else None
+        seat.open_held = (
+            stretch_of(note, result.incarnation) if note is not None and known is not None else None
+        )
         return reading.settlement
 
     def _close(self, conn: Connection) -> None:
@@ -584,7 +598,9 @@ class Update:
                 names = ", ".join(refused_tensors(work.target.nonfinite, self._up.allow_nonfinite))
                 text = f"v{work.target.version} has NaN or infinity in {names}; allow_nonfinite= lets it pass"
                 self._note(work.seat, work.target, "refused", text)
-                refusals.append(("sync_failed", work.target.version, work.seat.name, text, {"outcome": "refused"}))
+                refusals.append(
+                    ("sync_failed", work.target.version, work.seat.name, text, {"outcome": "refused"})
+                )
             else:
                 if work.seat.known is not None:
                     work.seat.known = replace(work.seat.known, pinned=work.target.pinned)

@@ -16,6 +16,10 @@ depends_on: Sequence[str] | None = None
 
 KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 TIME = sa.DateTime(timezone=True)
+WRITING: dict[str, Any] = {
+    "sqlite_where": sa.text("state = 'writing'"),
+    "postgresql_where": sa.text("state = 'writing'"),
+}
 OPEN: dict[str, Any] = {
     "sqlite_where": sa.text("ended_at IS NULL"),
     "postgresql_where": sa.text("ended_at IS NULL"),
@@ -131,6 +135,7 @@ def upgrade() -> None:
     op.create_index("ix_versions_policy_id_restores_number", "versions", ["policy_id", "restores", "number"])
     op.create_index("ix_versions_policy_id_state_number", "versions", ["policy_id", "state", "number"])
     op.create_index("ix_versions_snapshot_id", "versions", ["snapshot_id"])
+    op.create_index("ix_versions_writing", "versions", ["policy_id"], **WRITING)
     op.create_table(
         "workers",
         sa.Column("id", KEY, nullable=False),

@@ -449,7 +449,7 @@ def test_each_module_of_a_multi_agent_algorithm_is_a_series_of_its_own(tmp_path:
         main, opponent = updater["main"].registry, updater["opponent"].registry
         assert (main.head().number, opponent.head().number) == (3, 3)
         kept = snapshot(algorithm, "opponent")
-        with pytest.raises(ValueError, match="main.*opponent"):
+        with pytest.raises(ValueError, match=r"main.*opponent"):
             updater.rollback(to=1)
         assert updater.rollback(to=2, module_id="main").ok
         assert digests(algorithm, "main") == [main.get(2).digest]
