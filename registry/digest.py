@@ -12,7 +12,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from blake3 import blake3
@@ -38,14 +39,30 @@ def tensor_hash(dtype: str, shape: Sequence[int], data: bytes | memoryview, *, t
     Returns:
         64 hexadecimal digits.
     """
-    view = memoryview(data)
-    hasher = blake3(max_threads=threads if view.nbytes >= _THREADED_BYTES else 1)
-    hasher.update(view)
-    # The description comes last, with its length at the very end: the data then starts at blake3's first chunk and
-    # is hashed in full-width strides, and the end still says where the data stopped.
+    return tensor_hashes([(dtype, tuple(shape), memoryview(data))], threads=threads)[0]
+
+
+def tensor_hashes(
+    tensors: Iterable[tuple[str, tuple[int, ...], memoryview]], *, threads: int = 1
+) -> list[str]:
+    """Hash many tensors, each given as in `tensor_hash`; a loop of its own, since a model may have ten thousand."""
+    found = []
+    for dtype, shape, view in tensors:
+        if threads > 1 and view.nbytes >= _THREADED_BYTES:
+            hasher = blake3(view, max_threads=threads)
+        else:
+            hasher = blake3(view)
+        # The description comes last, with its length at the very end: the data then starts at blake3's first chunk and
+        # is hashed in full-width strides, and the end still says where the data stopped.
+        hasher.update(_about(dtype, shape))
+        found.append(hasher.hexdigest())
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _about(dtype: str, shape: tuple[int, ...]) -> bytes:
     about = dumps(["tensor", dtype, list(shape)]).encode("ascii")
-    hasher.update(about + len(about).to_bytes(8, "little"))
-    return hasher.hexdigest()
+    return about + len(about).to_bytes(8, "little")
 
 
 def value_hash(encoded: Json) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from weightledger.registry.arrays import Bytes, as_bytes, page_buffer
 from weightledger.registry.codec import Content
-from weightledger.registry.digest import content_digest, tensor_hash, value_hash
+from weightledger.registry.digest import content_digest, tensor_hashes, value_hash
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.layout import (
     LENGTH_BYTES,
@@ -178,10 +179,12 @@ class Payload:
 
     def _compute(self, threads: int) -> dict[str, str]:
         data = self.buffer.data[self.layout.data_start :]
-        found = {
-            spec.name: tensor_hash(spec.code, spec.shape, data[spec.start : spec.end], threads=threads)
-            for spec in self.layout.specs
-        }
+        places = ((spec.code, spec.shape, data[spec.start : spec.end]) for spec in self.layout.specs)
+        found = dict(
+            zip(
+                (spec.name for spec in self.layout.specs), tensor_hashes(places, threads=threads), strict=True
+            )
+        )
         found.update({alias: found[name] for alias, name in self.layout.ties.items()})
         found.update({name: value_hash(value) for name, value in self.values.items()})
         return found
@@ -194,6 +197,7 @@ class Packer:
         self._memory = page_buffer(0)
         self._payload: Payload | None = None
         self._schema: list[Any] | None = None
+        self._content: weakref.ref[Content] | None = None
         self._rows: list[Tensor] = []
 
     def pack(self, content: Content, *, policy: str = "default", step: int | None = None) -> Payload:
@@ -204,7 +208,9 @@ class Packer:
         Raises:
             InvalidWeightsError: The header would be larger than safetensors readers accept.
         """
-        schema = _schema_of(content)
+        # The same content again has the same names, types and shapes: its owner has looked.
+        again = self._content is not None and self._content() is content
+        schema = self._schema if again and self._schema is not None else _schema_of(content)
         layout, text = self._arrange(content, schema, policy, step)
         buffer = self._room_for(layout)
         payload = Payload(buffer, layout, content.values)
@@ -216,12 +222,9 @@ class Packer:
         with torch.inference_mode(False), torch.no_grad():
             if sources:
                 torch._foreach_copy_(self._rows, sources)  # pyright: ignore[reportPrivateImportUsage]
-        text = header_text(
-            layout, values=content.values, structure=content.structure, policy=policy, step=step
-        )
         write_header(buffer.data, layout, text)
         # Only now: what failed on the way must not be taken for the schema of what the buffer holds.
-        self._payload, self._schema = payload, schema
+        self._payload, self._schema, self._content = payload, schema, weakref.ref(content)
         return payload
 
     def holds(self, content: Content) -> bool:

@@ -25,6 +25,7 @@ from weightledger.registry.payload import Payload, parse
 from weightledger.registry.publishing import Draft, Publication
 from weightledger.registry.records import Version
 from weightledger.registry.restore import check_fit, copy_into
+from weightledger.registry.reuse import Flattener
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
 from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
@@ -111,6 +112,7 @@ class RemoteWeightUpdaterBase(ABC):
         self.head: Mark | None = None
         """The head that the server weights were trained from."""
         self._marks: dict[int, Mark] = {}
+        self._flattener = Flattener()
         self._at_hand: tuple[Payload, dict[str, Any]] | None = None
         """What was read from a file last, until the call ends that needed it."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
@@ -596,7 +598,9 @@ class RemoteWeightUpdaterBase(ABC):
     def _draft(self, weights: Any, about: Mapping[str, Any]) -> Draft | None:
         """Copy weights, or tell that they are the head's."""
         publisher = self.registry.publisher
-        content = codec.flatten(weights)
+        # Only the live weights are remembered: others would be kept alive by that.
+        live = weights is self.policy_weights
+        content = self._flattener.flatten(weights) if live else codec.flatten(weights)
         if self.head is not None and publisher.holds(content, self.head.digest):
             return None
         extra = None if self.extra is None else self.extra()

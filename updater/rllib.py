@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType, new_class
 from typing import Any, Self
 
 import ray
@@ -383,34 +384,37 @@ class LedgerCallback(RLlibCallback):
     weight that RLlib syncs is a version, everything sampled is stamped, restarted env runners are brought to their
     targets, and `train()` tells in `result["weightledger"]`, by module id, the version and the env runners that failed.
 
-    Args:
-        location: as in `RLlibUpdater`; None for a subclass that has its own `location`.
-        options: as in `RLlibUpdater`.
+    A subclass may set `location` and `options` itself.
     """
 
     location: Location | None = None
+    """As in `RLlibUpdater`."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """As in `RLlibUpdater`."""
 
-    def __init__(self, location: Location | None = None, **options: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.location = self.location if location is None else location
-        self.options = options
         self.updater: RLlibUpdater | None = None
         """The Algorithm's updater; None in env runners, where the callback stamps."""
 
     @classmethod
-    def at(cls, location: Location, **options: Any) -> Callable[[], LedgerCallback]:
-        """Return what `AlgorithmConfig.callbacks` takes, for a registry there.
+    def at(cls, location: Location, **options: Any) -> type[Self]:
+        """Return the callback for a registry there: what `AlgorithmConfig.callbacks` takes.
 
         Args:
             location: as in `RLlibUpdater`; so are the options.
         """
-        return functools.partial(cls, location, **options)
+        # RLlib makes its callbacks without arguments, here and in each env runner.
+        own = {"__module__": cls.__module__, "location": location, "options": options}
+        made: type[Self] = new_class(cls.__name__, (cls,), {}, lambda namespace: namespace.update(own))
+        return made
 
     def on_algorithm_init(self, *, algorithm: Any, **_: Any) -> None:
         """Publish the weights that the Algorithm begins with, and bring its env runners to their targets."""
-        if self.location is None:
+        location = type(self).location  # of the class, or a callable would be taken for a method
+        if location is None:
             raise ValueError(f"where is the registry? Use callbacks({type(self).__name__}.at(location))")
-        self.updater = RLlibUpdater(algorithm, self.location, **self.options)
+        self.updater = RLlibUpdater(algorithm, location, **self.options)
 
     def on_train_result(self, *, result: dict[str, Any], **_: Any) -> None:
         """Publish what the iteration left, give the versions that acted their score, and tell in the result."""

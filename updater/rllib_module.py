@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import ray
+from ray.actor import ActorHandle
 from sqlalchemy import func, select
 
 from weightledger.registry import Registry
@@ -21,7 +21,9 @@ from weightledger.registry.errors import NotFoundError
 from weightledger.registry.ledger import Ref
 from weightledger.registry.live import live_digest
 from weightledger.registry.models import Snapshot, VersionRow
+from weightledger.registry.payload import Payload
 from weightledger.registry.records import Version
+from weightledger.registry.restore import copy_into
 from weightledger.updater.core import RayRemoteWeightUpdater
 from weightledger.updater.push import Push
 from weightledger.updater.receiver import incarnation
@@ -63,7 +65,6 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         self.module_id = module_id
         self.places: dict[Place, int] = {}
         """The worker id of each env runner."""
-        self._after_rollback = on_rollback
         self._numbers: dict[int, int] = {}
         self._counted: int | None = None
         super().__init__(
@@ -72,7 +73,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
             registry=registry,
             locate=ModuleOf(module_id),
             extra=functools.partial(learners.whole, module_id),
-            on_rollback=self._restore_learner,
+            on_rollback=on_rollback,
             **options,
         )
 
@@ -211,6 +212,14 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         )
         return True
 
+    def _take_over(self, version: Version, payload: Payload) -> None:
+        copy_into(payload, self.policy_weights)
+        # Before it is believed: should a learner not answer, the next update sees the rollback again.
+        self._restore_learner(version)
+        self._believe(version)
+        if self.on_rollback is not None:
+            self.on_rollback(version)
+
     def _restore_learner(self, version: Version) -> None:
         try:
             whole = self.registry.load_extra(version)
@@ -223,9 +232,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
                 stacklevel=2,
             )
         self.learners.restore(self.module_id, whole)
-        if self._after_rollback is not None:
-            self._after_rollback(version)
 
 
 def _is_actor(handle: Any) -> bool:
-    return isinstance(handle, ray.actor.ActorHandle)
+    return isinstance(handle, ActorHandle)

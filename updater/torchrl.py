@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase  # type: ignore[import-untyped]
-from torchrl.collectors import WeightUpdaterBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.registry import Registry
@@ -41,7 +41,20 @@ _KEYWORDS = ("version", "force", "step", "metrics", "metadata", "message")
 """What `update_policy_weights_` takes beyond TorchRL's own arguments."""
 
 
-class RayCollectorWeightUpdater(RayRemoteWeightUpdater):
+with warnings.catch_warnings():
+    # TorchRL warns of each class that is made of this one, its own included: it means to keep schemes only.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torchrl.collectors import WeightUpdaterBase  # type: ignore[import-untyped]
+
+    class _Accepted(RayRemoteWeightUpdater, WeightUpdaterBase):  # type: ignore[misc]
+        """An updater that TorchRL accepts as one of its own. All that both have is ours."""
+
+        def __init_subclass__(cls) -> None:
+            # Users' classes are made without that warning, which would name them and not what they can do about it.
+            pass
+
+
+class RayCollectorWeightUpdater(_Accepted):
     """The updater that a TorchRL `RayCollector` calls: `RayCollector(..., weight_updater=updater)`.
 
     It takes the collector's actors when the collector registers itself, and those that are added later at the next
@@ -94,8 +107,6 @@ class RayCollectorWeightUpdater(RayRemoteWeightUpdater):
             extra=extra,
             on_rollback=on_rollback,
         )
-        self.post_hooks: list[Callable[[], object]] = []
-        """Called without arguments after each `update_policy_weights_`."""
         self._names = None if names is None else list(names)
         self._follows_collector = max_interval is None
         self._by_hand = False
@@ -154,11 +165,12 @@ class RayCollectorWeightUpdater(RayRemoteWeightUpdater):
                     )
                 finally:
                     self._by_hand = False
-        for hook in self.post_hooks:
-            hook()
+        self._call_post_hooks()
         return report
 
-    push_weights = __call__
+    def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None, **about: Any) -> Any:
+        """Do what `update_policy_weights_` was asked for, under TorchRL's other name for it."""
+        return self(policy_or_weights, worker_ids, **about)
 
     def register_collector(self, collector: Any) -> None:
         """Belong to a collector, and steer its actors. TorchRL calls this.
@@ -171,12 +183,18 @@ class RayCollectorWeightUpdater(RayRemoteWeightUpdater):
             self.max_interval = max(0, getattr(collector, "max_weight_update_interval", 0))
         self._take_new()
 
-    def register_post_hook(self, hook: Callable[[], object]) -> None:
-        """Let a function be called after each `update_policy_weights_`."""
-        self.post_hooks.append(hook)
+    @property
+    def collectors(self) -> list[Any]:
+        """The registered collector, in a list."""
+        return [self.collector]
 
-    def init(self, *_: Any, **__: Any) -> None:
-        """Do nothing: all that is needed is known when the collector registers itself."""
+    def increment_version(self) -> None:
+        """Refuse: a version is what was published, not a count.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("versions are not counted up by hand; update_policy_weights_ publishes the next one")
 
     # ------------------------------------------------------------------ data
 
@@ -227,10 +245,6 @@ class RayCollectorWeightUpdater(RayRemoteWeightUpdater):
         return self._names[first : first + len(handles)]
 
 
-# By registration, not by inheritance: TorchRL warns of every class that inherits from it, users' subclasses included.
-WeightUpdaterBase.register(RayCollectorWeightUpdater)
-
-
 class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
     """The same updater in the form that TorchRL keeps: `RayCollector(..., weight_sync_schemes={"policy": scheme})`.
 
@@ -262,7 +276,7 @@ class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
         raise NotImplementedError("pushes are actor calls; there is no transport beside them")
 
     @property
-    def model(self) -> None:
+    def model(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """None, so that TorchRL hands over no copy of the live weights where none were given."""
         return
 
@@ -363,7 +377,7 @@ def _in_loop_of(collector: Any) -> bool:
 
 
 def _check_one_policy(weights: Any) -> None:
-    if isinstance(weights, Mapping) and weights and all(isinstance(key, int) for key in weights):
+    if isinstance(weights, Mapping) and len(weights) and all(isinstance(key, int) for key in weights):
         raise ValueError(
             f"expected the weights of one policy, found weights by worker index {sorted(weights)}; publish each as a "
             "version and pin its worker there, or give each worker a policy and an updater of its own"

@@ -9,6 +9,7 @@ Rules kept here
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,17 +18,23 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torch import nn
-from torchrl.collectors import MultiCollector, MultiSyncCollector  # type: ignore[import-untyped]
-from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.updater.push import Inspection, Probe, Push, Receipt
 from weightledger.updater.receiver import incarnation, receive, write_note
+
+with warnings.catch_warnings():
+    # TorchRL warns of its own classes when it makes them.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torchrl.collectors import MultiCollector, MultiSyncCollector  # type: ignore[import-untyped]
+    from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 NO_VERSION = 0
 """The stamp of frames whose weights are no known version: those that the collector was made with, for instance."""
 
 _INNER = "weightledger"
 """Under this id each process of a multi-process collector has its receiver."""
+_INSIDE = "_weightledger_inside"
+"""An attribute of such a collector once they have."""
 
 
 class StampBatches:
@@ -119,8 +126,9 @@ class InnerReceiver(WeightSyncScheme):  # type: ignore[misc]
 
     def take(self, push: Push | Probe, payload: torch.Tensor | None) -> Receipt | Inspection:
         """Carry out one instruction in this process."""
-        _unshare(self.context.policy)
-        return receive_in_collector(self.context, push, None if payload is None else payload.numpy())
+        collector: Any = self.context
+        _unshare(collector.policy)
+        return receive_in_collector(collector, push, None if payload is None else payload.numpy())
 
 
 def _receive_in_each(collector: Any, push: Push | Probe, payload: Any) -> Receipt | Inspection:
@@ -131,11 +139,11 @@ def _receive_in_each(collector: Any, push: Push | Probe, payload: Any) -> Receip
             f"{type(collector).__name__} collects while it is asked for nothing, so no push can reach all of its "
             "processes between two rollouts; use collector_class=MultiSyncCollector, or Collector and more actors",
         )
-    if not getattr(collector, "_weightledger_inside", False):
+    if _INSIDE not in vars(collector):
         _call_each(
             collector, "register_scheme_receiver", {_INNER: InnerReceiver()}, synchronize_weights=False
         )
-        collector._weightledger_inside = True
+        vars(collector)[_INSIDE] = True
     shared = None if payload is None else _in_shared_memory(payload)
     answers = _call_each(collector, f"_receiver_schemes['{_INNER}'].take", push, shared)
     if isinstance(push, Probe):

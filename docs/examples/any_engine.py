@@ -61,7 +61,7 @@ def load(engine: Engine, weights: Mapping[str, torch.Tensor], version: int) -> b
 
 
 def main() -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # a cluster of its own
     actor: Any = ray.remote(num_cpus=0)(Engine)
     engines = [actor.remote() for _ in range(2)]
     policy = nn.Linear(4, 2)
@@ -101,7 +101,7 @@ def main() -> None:
     ask()
 
     for holding in registry.history(worker="engine-a"):
-        print(f"engine-a held v{holding.version}: {holding.end or 'it still does'}")
+        print(f"engine-a held v{holding.version}: {holding.ended_how or 'it still does'}")
     updater.close()
     ray.shutdown()
 

@@ -1,7 +1,7 @@
 # tests: run this
 """Train CartPole with RLlib's PPO, spoil the policy, roll it back, and see what the env runners really hold.
 
-    python docs/examples/rllib_ppo_rollback.py
+python docs/examples/rllib_ppo_rollback.py
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from weightledger.updater.rllib import LedgerCallback, RLlibUpdater
 
 
 def main() -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # a cluster of its own
     config = (
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=1, num_envs_per_env_runner=4)
         .training(train_batch_size_per_learner=512, minibatch_size=128, num_epochs=4, lr=0.002)
-        .callbacks(LedgerCallback.at(tempfile.mkdtemp()))  # the one line that a config needs
+        .callbacks(LedgerCallback.at(tempfile.mkdtemp()))  # all that a config needs
         .debugging(seed=0)
     )
     algorithm = config.build_algo()
@@ -33,7 +33,10 @@ def main() -> None:
     def train(times: int) -> None:
         for _ in range(times):
             result: dict[str, Any] = algorithm.train()
-            told, reward = result["weightledger"]["default_policy"], result["env_runners"]["episode_return_mean"]
+            told, reward = (
+                result["weightledger"]["default_policy"],
+                result["env_runners"]["episode_return_mean"],
+            )
             print(f"  v{told['version']}  all env runners confirmed: {told['ok']}  mean return {reward:.0f}")
 
     def held() -> set[tuple[int | None, str | None]]:
@@ -45,11 +48,9 @@ def main() -> None:
     good = ledger.registry.head()
 
     print("spoiled")
-    module = algorithm.get_module("default_policy")
-    assert module is not None
-    learner: Any = algorithm.learner_group._learner
+    group: Any = algorithm.learner_group
     with torch.no_grad():
-        for parameter in learner.module["default_policy"].parameters():
+        for parameter in group._learner.module["default_policy"].parameters():
             parameter.mul_(-3.0)
     train(2)
 

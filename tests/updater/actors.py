@@ -143,6 +143,7 @@ def restarted(actor: Any) -> None:
 def crash(actor: Any) -> None:
     """End the process of an actor from inside, and wait until the cluster knows."""
     (before,) = find_lives({0: actor}).values()
+    assert isinstance(before, str), before
     actor.die.remote()
     wait_until(
         lambda: find_lives({0: actor}).get(0) != before, "the cluster to see that an actor's process ended"
@@ -259,6 +260,16 @@ def store_bytes() -> int:
     return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0.0))
 
 
-def check_store_shrinks_to(most: float) -> None:
-    """Wait until the object stores hold at most so many bytes."""
-    wait_until(lambda: store_bytes() <= most, f"the object store to hold at most {most:.0f} bytes")
+def check_store_comes_to(most: float, least: float = 0.0) -> None:
+    """Wait until the object stores hold so many bytes, and hold them still after what is told late was told."""
+
+    def fits() -> bool:
+        return least <= store_bytes() <= most
+
+    def stays() -> bool:
+        if not fits():
+            return False
+        time.sleep(0.3)
+        return fits()
+
+    wait_until(stays, f"the object store to hold {least:.0f} to {most:.0f} bytes")

@@ -107,12 +107,21 @@ def worker(node: int) -> Any:
     return remote(num_cpus=0, resources={f"node{node}": 0.01})(Rollouts).remote(-1.0, WIDTH)
 
 
+def roamer(node: Any) -> Any:
+    """Return a worker that may live anywhere, and begins on the node that will be lost."""
+    there = NodeAffinitySchedulingStrategy(node.node_id, soft=True)
+    kind = remote(num_cpus=0, max_restarts=3, scheduling_strategy=there)(Rollouts)
+    while True:
+        actor = kind.remote(-1.0, WIDTH)
+        if where(actor) == node.node_id:
+            return actor
+        # A wish, which Ray passes over when it has not yet heard of what the node has.
+        ray.kill(actor)
+
+
 def play(folder: Path, cluster: Cluster, nodes: list[Any], seen: dict[str, Any]) -> None:
     workers = [worker(index) for index in (0, 1, 1, 2, 2)]
-    # One that may live anywhere, but begins on the node that will be lost.
-    roamer = remote(num_cpus=0, max_restarts=3)(Rollouts)
-    second = NodeAffinitySchedulingStrategy(nodes[1].node_id, soft=True)
-    workers.append(roamer.options(scheduling_strategy=second).remote(-1.0, WIDTH))
+    workers.append(roamer(nodes[1]))
     names = ["head-0", "one-0", "one-1", "two-0", "two-1", "roamer"]
     registry = Registry.open(folder / "registry")
     learner = filled(0.0, WIDTH)

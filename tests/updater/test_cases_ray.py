@@ -115,7 +115,7 @@ def test_tied_weights_travel_once_and_stay_tied_in_place(tmp_path: Path) -> None
 
 def test_a_worker_in_another_namespace_is_steered_by_its_handle(tmp_path: Path) -> None:
     """RAY-15: by a handle every namespace is in reach; a bare name is refused with what to call."""
-    remote = remote(num_cpus=0)(Rollouts).options(name="w9", namespace="elsewhere").remote()
+    away = remote(num_cpus=0)(Rollouts).options(name="w9", namespace="elsewhere").remote()
     (near,) = borrow(1)
     with pytest.raises(TypeError, match=r"found 'w9'.*ray\.get_actor\('w9', namespace="):
         steer(tmp_path, ["w9"], names=None)
@@ -128,7 +128,7 @@ def test_a_worker_in_another_namespace_is_steered_by_its_handle(tmp_path: Path) 
         assert statuses(learn(updater, 1.0)) == ["synced", "synced"]
         assert [status.name for status in updater.registry.workers()] == ["collector-0", "w9"]
         check_truth(updater)
-    ray.kill(remote)
+    ray.kill(away)
 
 
 def test_two_actors_of_one_name_in_two_namespaces_need_names_of_their_own(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,8 +67,8 @@ def config(runners: int) -> Any:
             minibatch_size=64,
             num_epochs=1,
             lr=0.01,
-            model={"fcnet_hiddens": [8]},
         )
+        .rl_module(model_config={"fcnet_hiddens": [8]})
         .debugging(seed=1)
     )
 
@@ -109,7 +110,7 @@ def learner_digest(algorithm: Any, module_id: str = MODULE) -> str:
     return live_digest(RLlibUpdater.of(algorithm).learners.weights(module_id))[0]
 
 
-def snapshot(algorithm: Any, module_id: str = MODULE) -> tuple[dict[str, Any], dict[str, Any]]:
+def snapshot(algorithm: Any, module_id: str = MODULE) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Copy all weights of a learner's module, value head included, and the state of its optimizers."""
     whole = RLlibUpdater.of(algorithm).learners.whole(module_id)
     moments = {
@@ -186,7 +187,7 @@ def test_every_weight_that_an_env_runner_gets_is_a_version_confirmed_by_its_dige
         assert [(held.version, held.digest) for held in updater.probe().values()] == [
             (version.number, version.digest)
         ] * 3
-    assert {worker.name: worker.version for worker in updater.registry.workers()} == {
+    assert {worker.name: worker.held for worker in updater.registry.workers()} == {
         f"env-runner-{index}": before + 2 for index in range(3)
     }
 
@@ -294,6 +295,23 @@ def test_a_rollback_made_elsewhere_is_followed_by_the_next_iteration(algorithm: 
         shell.rollback(wanted, reason="from a shell")
     algorithm.train()
     assert head(updater) == wanted.number + 2
+    assert equal(snapshot(algorithm), whole)
+    assert digests(algorithm) == [wanted.digest] * 2
+
+
+def test_a_rollback_that_the_learner_did_not_take_is_taken_by_the_next_update(
+    algorithm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = RLlibUpdater.of(algorithm)
+    algorithm.train()
+    wanted, whole = updater[MODULE].registry.head(), snapshot(algorithm)
+    algorithm.train()
+    with monkeypatch.context() as patch:
+        patch.setattr(learner(algorithm), "_set_optimizer_state", lambda state: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            updater.rollback(to=wanted)
+    algorithm.train()
+    assert head(updater[MODULE]) == wanted.number + 2
     assert equal(snapshot(algorithm), whole)
     assert digests(algorithm) == [wanted.digest] * 2
 
@@ -466,6 +484,55 @@ def test_each_module_of_a_multi_agent_algorithm_is_a_series_of_its_own(tmp_path:
         algorithm.stop()
 
 
+def test_rllib_goes_on_syncing_the_modules_that_are_not_steered(tmp_path: Path) -> None:
+    algorithm = two_policies().build_algo()
+    try:
+        updater = RLlibUpdater(algorithm, tmp_path, modules=["main"], timeout=PATIENCE)
+        assert updater["main"].pin(1, 1).ok
+        for _ in range(2):
+            algorithm.train()
+        assert digests(algorithm, "main") == [updater["main"].registry.get(1).digest]
+        assert digests(algorithm, "opponent") == [learner_digest(algorithm, "opponent")]
+        assert updater["main"].registry.policies() == ["main"]
+        with pytest.raises(NotFoundError, match="opponent"):
+            updater["opponent"]
+    finally:
+        algorithm.stop()
+
+
+def test_evaluation_env_runners_have_targets_of_their_own(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    algorithm = (
+        config(0)
+        .evaluation(evaluation_num_env_runners=1, evaluation_interval=1, evaluation_duration=1)
+        .callbacks(
+            LedgerCallback.at(
+                tmp_path,
+                timeout=PATIENCE,
+                on_rollback=lambda module, version: told.append((module, version.number)),
+            )
+        )
+        .build_algo()
+    )
+    try:
+        updater = RLlibUpdater.of(algorithm)
+        registry = updater[MODULE].registry
+        registry.pin("eval-*", 1, reason="the baseline")
+        for _ in range(2):
+            assert "evaluation" in algorithm.train()
+        (actor,) = algorithm.eval_env_runner_group._worker_manager.actors().values()
+        held = ray.get(actor.__ray_call__.remote(functools.partial(digest, MODULE)), timeout=PATIENCE)
+        assert held == registry.get(1).digest
+        assert digest(MODULE, algorithm.env_runner) == registry.get(3).digest
+        registry.rollback(2)
+        assert updater.update()[MODULE].adopted
+        assert told == [(MODULE, 4)]
+    finally:
+        algorithm.stop()
+
+
+# Ray's own settings warn of themselves as they are made.
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray")
 def test_a_learner_in_a_process_of_its_own_is_published_and_rolled_back_whole(tmp_path: Path) -> None:
     algorithm = config(1).learners(num_learners=1, num_cpus_per_learner=0).build_algo()
     try:
@@ -524,6 +591,20 @@ def test_only_the_chosen_syncs_of_small_steps_are_published(tmp_path: Path) -> N
         assert updater.update()[MODULE].version == 4
     finally:
         algorithm.stop()
+
+
+def test_a_callback_without_a_location_says_what_to_write() -> None:
+    with pytest.raises(ValueError, match=r"LedgerCallback\.at\(location\)"):
+        LedgerCallback().on_algorithm_init(algorithm=None)
+
+
+def test_an_algorithm_that_sends_weights_in_another_way_is_refused(tmp_path: Path) -> None:
+    pulling = SimpleNamespace(
+        config=SimpleNamespace(enable_env_runner_and_connector_v2=True, use_env_runner_state_server=True),
+        learner_group=object(),
+    )
+    with pytest.raises(ValueError, match="use_env_runner_state_server"):
+        RLlibUpdater(pulling, tmp_path)
 
 
 def test_a_policy_is_named_by_its_module() -> None:

@@ -28,10 +28,10 @@ class TinyEnv(EnvBase):
     """Episodes of seven steps, in which nothing happens but what the policy does."""
 
     def __init__(self) -> None:
-        super().__init__(device="cpu", batch_size=[])
-        self.observation_spec = Composite(observation=Unbounded((4,)))
-        self.action_spec = Unbounded((1,))
-        self.reward_spec = Unbounded((1,))
+        super().__init__(device="cpu", batch_size=torch.Size([]))
+        self.observation_spec = Composite(observation=Unbounded(torch.Size([4])))
+        self.action_spec = Unbounded(torch.Size([1]))
+        self.reward_spec = Unbounded(torch.Size([1]))
         self.steps = 0
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
@@ -54,7 +54,7 @@ class TinyEnv(EnvBase):
 
 def make_policy(value: float = 0.0, width: int = 1) -> Any:
     """Return a policy whose action is `value`, whatever it sees."""
-    policy = TensorDictModule(nn.Linear(4, width), in_keys=["observation"], out_keys=["action"])
+    policy: Any = TensorDictModule(nn.Linear(4, width), in_keys=["observation"], out_keys=["action"])
     nn.init.zeros_(policy.module.weight)
     return train(policy, value)
 
@@ -63,6 +63,12 @@ def train(policy: Any, value: float) -> Any:
     """Train the policy to act `value`, so to speak."""
     nn.init.constant_(policy.module.bias, value)
     return policy
+
+
+def weights_of(module: nn.Module) -> Any:
+    """Return the weights as TorchRL's users pass them: a locked TensorDict that shares the module's memory."""
+    weights: Any = TensorDict.from_module(module)
+    return weights.data.lock_()
 
 
 def start(environments: int, **options: Any) -> Any:
@@ -148,7 +154,11 @@ def collect(collector: Any) -> TensorDictBase:
 
 def seen(batch: Any) -> set[tuple[float, int, int]]:
     """Return each action that was taken, with the stamps of its frame: root and next."""
-    parts = (batch["action"].flatten(), batch["policy_version"].flatten(), batch["next", "policy_version"].flatten())
+    parts = (
+        batch["action"].flatten(),
+        batch["policy_version"].flatten(),
+        batch["next", "policy_version"].flatten(),
+    )
     return set(zip(*(part.tolist() for part in parts), strict=True))
 
 
