@@ -44,8 +44,8 @@ class Flattener:
         assert self._content is not None
         if len(objects) != len(self._objects) or any(map(is_not, objects, self._objects)):
             return False
-        # `p.data = …` keeps the object and replaces its memory. One by one: ten thousand shapes in a list would keep the
-        # garbage collector busy.
+        # `p.data = …` keeps the object and replaces its memory. Compared one by one, since a list of ten thousand
+        # shapes would keep the garbage collector busy.
         return all(
             tensor.data_ptr() == place
             and tensor.shape == shape
