@@ -474,7 +474,7 @@ class RemoteWeightUpdaterBase(ABC):
     def _ids(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
             return list(self.all_worker_ids())
-        named: Iterable[Any] = [worker_ids] if hasattr(worker_ids, "__index__") else worker_ids
+        named: Any = [worker_ids] if hasattr(worker_ids, "__index__") else worker_ids
         found = [key.__index__() for key in named]
         for key in found:
             self.seats.get(key)

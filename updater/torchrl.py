@@ -361,7 +361,8 @@ def _stamps(batch: TensorDictBase, key: Any) -> Any:
 def _in_loop_of(collector: Any) -> bool:
     """Tell whether the collector's own loop is asking, as it does after each batch; else somebody asks by hand.
 
-    TorchRL uses one method for both, and only the stack tells: a generator is on it only while it runs.
+    TorchRL uses one method for both, and only the stack tells: a generator is on it only while it runs. Where TorchRL
+    names its loops otherwise, all calls count as made by hand, so that none is passed by that should not be.
     """
     loops = {
         loop.__code__

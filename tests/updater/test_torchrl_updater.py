@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from torchrl.collectors import MultiAsyncCollector, WeightUpdaterBase
 
-from tests.updater.actors import ends, get, statuses, wait_until
+from tests.updater.actors import ends, get, status_of, statuses, wait_until
 from tests.updater.torchrl_parts import (
     borrow,
     collect,
@@ -43,6 +44,7 @@ def collector() -> Any:
 
 def test_the_updater_is_one_that_torchrl_accepts_and_importing_the_others_does_not_import_torchrl() -> None:
     assert issubclass(RayCollectorWeightUpdater, WeightUpdaterBase)
+    type("Users", (RayCollectorWeightUpdater,), {})  # TorchRL's own warning would be an error here
     program = "import sys, weightledger.updater; print('torchrl' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
@@ -249,7 +251,10 @@ def test_hooks_of_torchrls_updaters_are_called_after_each_update(tmp_path: Path,
             train(policy, value)
             collector.update_policy_weights_()
         updater.push_weights(policy)
-    assert held == [1, 2, 2]
+        assert held == [1, 2, 2]
+        assert updater.collectors == [collector]
+        with pytest.raises(TypeError, match="publishes the next one"):
+            updater.increment_version()
 
 
 def test_in_asynchronous_mode_the_worker_that_gave_a_batch_is_the_one_that_is_updated(
@@ -322,6 +327,29 @@ def test_all_processes_of_a_nested_collector_hold_what_its_receipt_says(tmp_path
         collector.update_policy_weights_(make_policy(5.0, width=2))
         assert statuses(report_of(updater)) == ["failed"]
         assert seen(collect(collector)) == {(1.0, 3, 3)}
+
+
+def test_a_nested_collector_that_lost_a_process_is_unknown_and_a_new_actor_gets_its_target(
+    tmp_path: Path,
+) -> None:
+    collector = borrow(start_nested)
+    updater, policy = steer(tmp_path, collector)
+    (actor,) = collector.remote_collectors
+    with updater:
+        collector.update_policy_weights_(train(policy, 1.0))
+        first, *_ = get(actor.__ray_call__.remote(lambda nested: [each.pid for each in nested.procs]))
+        os.kill(first, signal.SIGKILL)
+        train(policy, 2.0)
+        collector.update_policy_weights_()
+        assert statuses(report_of(updater)) == ["failed"]
+        assert report_of(updater).workers[0].held is None
+        assert status_of(updater.registry, "collector-0").held is None
+        life = find_lives({0: actor})
+        actor.__ray_call__.remote(lambda _: os._exit(1))
+        wait_until(lambda: find_lives({0: actor}) not in (life, {}), "the actor to end")
+        collector.update_policy_weights_()
+        assert statuses(report_of(updater)) == ["synced"]
+        assert seen(collect(collector)) == {(2.0, 2, 2)}
 
 
 def test_a_collector_whose_processes_never_pause_is_refused_with_the_reason() -> None:
