@@ -1,7 +1,7 @@
 """Run by Alembic for every command: takes the open connection that the caller put into the configuration.
 
-The library passes its own (`weightledger.registry.schema`). On a developer's command line, `-x registry=FOLDER` names
-the registry to work on, for `alembic -x registry=FOLDER revision --autogenerate` and the like.
+The library passes its own (`weightledger.registry.log.schema`). On a developer's command line, `-x registry=FOLDER`
+names the registry to work on, for `alembic -x registry=FOLDER revision --autogenerate` and the like.
 """
 
 from pathlib import Path
@@ -10,8 +10,8 @@ from alembic import context
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from weightledger.registry.engine import open_engine, rebuilding
-from weightledger.registry.models import Base
+from weightledger.registry.log.engine import open_engine, rebuilding
+from weightledger.registry.log.models import Base
 
 
 def run(connection: Connection) -> None:

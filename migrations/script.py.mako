@@ -3,7 +3,7 @@
 Revision ${up_revision}, after ${down_revision | comma,n}.
 
 Rules for authors: state the columns here and import no models, which change later. Rebuild a table inside
-`op.batch_alter_table`. Lose no row. Set `HEAD` in registry/schema.py, and keep a database of the revision before
+`op.batch_alter_table`. Lose no row. Set `HEAD` in registry/log/schema.py, and keep a database of the revision before
 under tests/migrations/data/.
 """
 

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from weightledger.registry import asking, changing
-from weightledger.registry.dispatch import Call, JsonOption
+from weightledger.registry.commands import asking, changing
+from weightledger.registry.commands.dispatch import Call, JsonOption
 
 app = typer.Typer(
     name="weightledger",

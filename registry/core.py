@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Engine
 
-from weightledger.registry import audit, inspection, schema, steering
-from weightledger.registry.engine import open_engine, use_write_ahead_log
 from weightledger.registry.errors import NotFoundError
-from weightledger.registry.ledger import Ledger, Ref
-from weightledger.registry.pruning import prune
+from weightledger.registry.log import audit, schema, steering
+from weightledger.registry.log.engine import open_engine, use_write_ahead_log
+from weightledger.registry.log.ledger import Ledger, Ref
+from weightledger.registry.log.runs import RunKeeper, policy_lock
 from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
-from weightledger.registry.recovery import recover
-from weightledger.registry.runs import RunKeeper, policy_lock
-from weightledger.registry.snapshots import LocalSnapshots, SnapshotStore
+from weightledger.registry.store import inspection
+from weightledger.registry.store.pruning import prune
+from weightledger.registry.store.recovery import recover
+from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 
 if TYPE_CHECKING:
-    from weightledger.registry.payload import Payload
-    from weightledger.registry.publishing import Publisher
+    from weightledger.registry.store.publishing import Publisher
+    from weightledger.registry.weights.payload import Payload
 
 
 class Registry:
@@ -118,7 +119,7 @@ class Registry:
     @property
     def publisher(self) -> Publisher:
         """What turns weights into versions; for updaters that publish and distribute at the same time."""
-        from weightledger.registry.publishing import Publisher
+        from weightledger.registry.store.publishing import Publisher
 
         if self._publisher is None or self._publisher.pid != os.getpid():
             self._publisher = Publisher(self.ledger, self.snapshots, self.location)
@@ -204,7 +205,7 @@ class Registry:
             NotFoundError: no such version, or its weights were pruned.
             CorruptionError: the file is missing or damaged.
         """
-        from weightledger.registry import codec
+        from weightledger.registry.weights import codec
 
         payload, structure = self.read(ref)
         return codec.rebuild(structure, payload.tensors(), payload.values)
@@ -216,7 +217,7 @@ class Registry:
             NotFoundError: no such version, it was pruned, or it has no extra state.
             CorruptionError: the file is missing or damaged.
         """
-        from weightledger.registry import codec
+        from weightledger.registry.weights import codec
 
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "load the extra state of")
@@ -243,7 +244,7 @@ class Registry:
             CorruptionError: the file is missing or damaged.
             InvalidWeightsError: the weights do not fit; every difference is named and the target is untouched.
         """
-        from weightledger.registry.restore import copy_into
+        from weightledger.registry.weights.restore import copy_into
 
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "restore")
@@ -275,7 +276,7 @@ class Registry:
             CorruptionError: the stored file is missing or damaged.
             StorageError: the target cannot be written.
         """
-        from weightledger.registry.payload import write_plain
+        from weightledger.registry.weights.payload import write_plain
 
         target = Path(os.path.abspath(Path(path).expanduser()))
         write_plain(self.payload(ref), target)

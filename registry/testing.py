@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from weightledger.registry.errors import CorruptionError, StorageError
-from weightledger.registry.snapshots import SnapshotStore
+from weightledger.registry.store.snapshots import SnapshotStore
 
 _HEADER: Final = json.dumps({"__metadata__": {"format": "pt"}}).encode()
 _SMALL: Final = len(_HEADER).to_bytes(8, "little") + _HEADER

@@ -21,7 +21,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from weightledger.registry.models import Base
+from weightledger.registry.log.models import Base
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

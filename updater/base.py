@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from weightledger.registry import Registry, codec, fleet
+from weightledger.registry import Registry
 from weightledger.registry.errors import ConflictError, InUseError
-from weightledger.registry.ledger import Ref
-from weightledger.registry.payload import Payload, parse
-from weightledger.registry.publishing import Draft, Publication
+from weightledger.registry.log import fleet
+from weightledger.registry.log.ledger import Ref
 from weightledger.registry.records import Version
-from weightledger.registry.restore import check_fit, copy_into
-from weightledger.registry.reuse import Flattener
+from weightledger.registry.store.publishing import Draft, Publication
+from weightledger.registry.weights import codec
+from weightledger.registry.weights.payload import Payload, parse
+from weightledger.registry.weights.restore import check_fit, copy_into
+from weightledger.registry.weights.reuse import Flattener
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
 from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt

@@ -16,8 +16,8 @@ from ray.exceptions import (
 )
 
 from weightledger.registry import Registry
-from weightledger.registry.payload import Payload
 from weightledger.registry.records import Version
+from weightledger.registry.weights.payload import Payload
 from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
 from weightledger.updater.lives import actor_name, find_lives
 from weightledger.updater.metrics import RayMetrics

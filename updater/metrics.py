@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from weightledger.registry import audit
+from weightledger.registry.log import audit
 from weightledger.updater.reports import FAILURES, SyncReport
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from weightledger.registry import fleet
 from weightledger.registry.errors import WeightLedgerError
-from weightledger.registry.fleet import Settlement
+from weightledger.registry.log import fleet
+from weightledger.registry.log.fleet import Settlement
 from weightledger.updater.plan import Known
 from weightledger.updater.push import Inspection, Note, Probe
 from weightledger.updater.reports import Held

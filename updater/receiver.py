@@ -131,7 +131,7 @@ def receive(worker: Any, push: Push | Probe, payload: Any = None) -> Receipt | I
 
 
 def _inspect(worker: Any, probe: Probe) -> Inspection:
-    from weightledger.registry.restore import live_digest
+    from weightledger.registry.weights.restore import live_digest
 
     state = _state_of(worker)
     with state.pushing(probe.patience) as alone:
@@ -235,10 +235,10 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
         state.note(push.series, _note(push, push.sent_digest, ()))
         return _receipt(state, push, "relabelled", before=before)
 
-    from weightledger.registry import codec
     from weightledger.registry.errors import InvalidWeightsError
-    from weightledger.registry.payload import parse
-    from weightledger.registry.restore import copy_into, live_digest
+    from weightledger.registry.weights import codec
+    from weightledger.registry.weights.payload import parse
+    from weightledger.registry.weights.restore import copy_into, live_digest
 
     target: Any = None
     weights: Any = None

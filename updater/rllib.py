@@ -23,7 +23,7 @@ from ray.rllib.core import COMPONENT_RL_MODULE
 
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, NotFoundError
-from weightledger.registry.ledger import Ref
+from weightledger.registry.log.ledger import Ref
 from weightledger.registry.records import Version
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.rllib_learners import Learners

@@ -18,12 +18,12 @@ from sqlalchemy import func, select
 
 from weightledger.registry import Registry
 from weightledger.registry.errors import NotFoundError
-from weightledger.registry.ledger import Ref
-from weightledger.registry.live import live_digest
-from weightledger.registry.models import Snapshot, VersionRow
-from weightledger.registry.payload import Payload
+from weightledger.registry.log.ledger import Ref
+from weightledger.registry.log.models import Snapshot, VersionRow
 from weightledger.registry.records import Version
-from weightledger.registry.restore import copy_into
+from weightledger.registry.weights.live import live_digest
+from weightledger.registry.weights.payload import Payload
+from weightledger.registry.weights.restore import copy_into
 from weightledger.updater.core import RayRemoteWeightUpdater
 from weightledger.updater.push import Push
 from weightledger.updater.receiver import incarnation

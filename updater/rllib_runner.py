@@ -102,9 +102,9 @@ def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:
 def stamp_samples(runner: Any, samples: Iterable[Any]) -> None:
     """Stamp what an env runner has just sampled with the versions that produced it.
 
-    Each chunk of an episode gets them in `custom_data["policy_version"]` (for several agents a dictionary by the
-    ids of the modules that acted), and each step in `extra_model_outputs["policy_version"]`, which RLlib makes a column of the train batch. Steps
-    whose weights are no known version get 0, and so does what a chunk looks back on.
+    Each chunk of an episode gets them in `custom_data["policy_version"]` (for several agents a dictionary by the ids of
+    the modules that acted), and each step in `extra_model_outputs["policy_version"]`, which RLlib makes a column of the
+    train batch. Steps whose weights are no known version get 0, and so does what a chunk looks back on.
 
     Args:
         runner: the env runner.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weightledger.registry.errors import InUseError, NotFoundError
-from weightledger.registry.fleet import Stretch
+from weightledger.registry.log.fleet import Stretch
 from weightledger.updater.plan import Known
 from weightledger.updater.push import Note, Push
 

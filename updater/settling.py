@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weightledger.registry.fleet import Settlement, Verdict
+from weightledger.registry.log.fleet import Settlement, Verdict
 from weightledger.updater.push import Note, Push, Receipt
 from weightledger.updater.reports import Status
 from weightledger.updater.seats import Seat

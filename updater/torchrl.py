@@ -20,9 +20,9 @@ from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.registry import Registry
-from weightledger.registry.ledger import Ref
+from weightledger.registry.log.ledger import Ref
+from weightledger.registry.log.staleness import staleness_of
 from weightledger.registry.records import Version
-from weightledger.registry.staleness import staleness_of
 from weightledger.updater.core import RayRemoteWeightUpdater
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.reports import SyncReport

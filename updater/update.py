@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
-from weightledger.registry import codec, fleet, lineage
-from weightledger.registry.audit import resolve_target
 from weightledger.registry.errors import ConflictError
-from weightledger.registry.fleet import Settlement
-from weightledger.registry.payload import Packer, Payload
-from weightledger.registry.publishing import INLINE_BYTES, Draft, Publication
+from weightledger.registry.log import fleet, lineage
+from weightledger.registry.log.audit import resolve_target
+from weightledger.registry.log.fleet import Settlement
 from weightledger.registry.records import Pin
+from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication
+from weightledger.registry.weights import codec
+from weightledger.registry.weights.payload import Packer, Payload
 from weightledger.updater.plan import Action, Known, Situation, Target, decide, refused_tensors
 from weightledger.updater.push import Receipt
 from weightledger.updater.reports import Status, SyncReport, WorkerOutcome

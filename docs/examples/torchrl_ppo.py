@@ -101,6 +101,7 @@ def train(folder: str) -> str:
         collector_kwargs={"track_policy_version": True},
         remote_configs={"num_cpus": 1, "num_gpus": 0},
     )
+    collector.set_seed(0)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=64)
     batches = iter(collector)
     rewards: dict[int, float] = {}

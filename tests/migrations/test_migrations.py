@@ -15,9 +15,9 @@ from alembic.util import CommandError
 from sqlalchemy import Engine
 
 from tests.registry.rows import Rows, identity, row_counts
-from weightledger.registry import audit, schema
-from weightledger.registry.engine import open_engine, reading, rebuilding, table_names
-from weightledger.registry.models import Base, PolicyRef
+from weightledger.registry.log import audit, schema
+from weightledger.registry.log.engine import open_engine, reading, rebuilding, table_names
+from weightledger.registry.log.models import Base, PolicyRef
 
 DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightledger.registry import Registry, Version, fleet, snapshots
-from weightledger.registry.snapshots import LocalSnapshots
+from weightledger.registry import Registry, Version
+from weightledger.registry.log import fleet
+from weightledger.registry.store import snapshots
+from weightledger.registry.store.snapshots import LocalSnapshots
 
 PATIENCE = 100.0
 """Seconds after which a child counts as hung; far more than any of them needs."""
@@ -32,7 +34,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "pytest",
-        "weightledger.registry.publishing",
+        "weightledger.registry.store.publishing",
         "tests.registry.test_durability",
         "tests.registry.test_registry_prune",
     ]

@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlalchemy import Engine, func, insert, select
 
-from weightledger.registry import schema
-from weightledger.registry.engine import open_engine, reading, writing
-from weightledger.registry.models import (
+from weightledger.registry.log import schema
+from weightledger.registry.log.engine import open_engine, reading, writing
+from weightledger.registry.log.models import (
     About,
     Alias,
     Base,

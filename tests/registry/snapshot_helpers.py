@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weightledger.registry import codec
-from weightledger.registry.payload import Packer, Payload, parse
-from weightledger.registry.snapshots import LocalSnapshots
+from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.registry.weights import codec
+from weightledger.registry.weights.payload import Packer, Payload, parse
 
 
 def packed(weights: Any, *, extra: bool = False) -> Payload:

@@ -44,9 +44,9 @@ from weightledger.registry import (
     Registry,
     SchemaError,
     StorageError,
-    fleet,
 )
-from weightledger.registry.models import HoldingRow, PinRow, Policy, VersionRow
+from weightledger.registry.log import fleet
+from weightledger.registry.log.models import HoldingRow, PinRow, Policy, VersionRow
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_fork_in_the_middle_of_a_publish_of_another_thread_can_publish(tmp_pat
 
 
 def _fork_amid_a_publish(folder: Path) -> None:
-    from weightledger.registry import snapshots
+    from weightledger.registry.store import snapshots
 
     registry = Registry.open(folder)
     reached, go_on = threading.Event(), threading.Event()
@@ -421,7 +421,7 @@ READ_ONLY = """
 import os, sys
 import torch
 from weightledger.registry import Registry, StorageError
-import weightledger.registry.codec, weightledger.registry.payload
+import weightledger.registry.weights.codec, weightledger.registry.weights.payload
 if os.geteuid() == 0:
     os.setuid(65534)
 with Registry.open(sys.argv[1], create=False) as registry:

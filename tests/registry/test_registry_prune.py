@@ -26,7 +26,7 @@ from tests.registry.helpers import (
     weights,
 )
 from weightledger.registry import NotFoundError, Registry
-from weightledger.registry.snapshots import LocalSnapshots
+from weightledger.registry.store.snapshots import LocalSnapshots
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_clocks_and_file_times_decide_nothing(registry: Registry, monkeypatch: p
     """CK-09: the clock is set back by an hour, and v1's file is touched."""
     from datetime import timedelta
 
-    from weightledger.registry import ledger, versioning
+    from weightledger.registry.log import ledger, versioning
 
     registry.publish(weights(1))
     earlier = ledger.now() - timedelta(hours=1)
@@ -263,7 +263,8 @@ def test_a_failed_publish_under_keep_one_leaves_the_old_version(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CK-12."""
-    from weightledger.registry import StorageError, snapshots
+    from weightledger.registry import StorageError
+    from weightledger.registry.store import snapshots
 
     registry.publish(weights(1))
     with monkeypatch.context() as patch:

@@ -19,8 +19,8 @@ from ray.exceptions import ActorDiedError, RayActorError
 from torch import nn
 
 from weightledger.registry import Registry
-from weightledger.registry.live import live_digest
 from weightledger.registry.records import Holding, WorkerStatus
+from weightledger.registry.weights.live import live_digest
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport, acting, held_version
 from weightledger.updater.lives import find_lives
 from weightledger.updater.settling import Trouble

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from weightledger.registry import InUseError, Registry
-from weightledger.registry.live import live_digest
+from weightledger.registry.weights.live import live_digest
 from weightledger.updater import RemoteWeightUpdaterBase, ServerWeights, held_version
 from weightledger.updater.receiver import receive
 

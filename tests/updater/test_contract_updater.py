@@ -41,7 +41,7 @@ from weightledger.registry import (
     Version,
     WeightLedgerError,
 )
-from weightledger.registry.live import live_digest
+from weightledger.registry.weights.live import live_digest
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport
 from weightledger.updater.server import ServerWeights
 

@@ -32,7 +32,7 @@ from tests.updater.actors import (
 )
 from weightledger.registry import Registry
 from weightledger.registry.errors import SyncError
-from weightledger.registry.payload import Payload
+from weightledger.registry.weights.payload import Payload
 from weightledger.updater import RayRemoteWeightUpdater
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from weightledger.registry import NotFoundError, Registry
-from weightledger.registry.live import live_digest
+from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
 from weightledger.updater.testing import FakeWorkers, statuses
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from weightledger.registry import codec
-from weightledger.registry.live import live_digest
-from weightledger.registry.payload import Packer
+from weightledger.registry.weights import codec
+from weightledger.registry.weights.live import live_digest
+from weightledger.registry.weights.payload import Packer
 from weightledger.updater import acting, held_version
 from weightledger.updater.push import Inspection, Probe, Push, Receipt
 from weightledger.updater.receiver import receive

@@ -26,7 +26,7 @@ from torch import nn
 
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, NotFoundError
-from weightledger.registry.live import live_digest
+from weightledger.registry.weights.live import live_digest
 from weightledger.updater.push import Note
 from weightledger.updater.receiver import write_note
 from weightledger.updater.rllib import (

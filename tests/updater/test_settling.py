@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightledger.registry.fleet import Stretch, Verdict
+from weightledger.registry.log.fleet import Stretch, Verdict
 from weightledger.updater.push import Note, Outcome, Push, Receipt
 from weightledger.updater.reports import Status
 from weightledger.updater.seats import Flight, Seat, stretch_of

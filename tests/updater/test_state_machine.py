@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import nn
 
 from weightledger.registry import NotFoundError, Registry
-from weightledger.registry.live import live_digest
 from weightledger.registry.records import Holding, Version
+from weightledger.registry.weights.live import live_digest
 from weightledger.updater import SyncReport, held_version
 from weightledger.updater.push import Push
 from weightledger.updater.receiver import receive

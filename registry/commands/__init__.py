@@ -1,0 +1,1 @@
+"""The commands behind `weightledger`, and how they show what they found."""

@@ -1,0 +1,407 @@
+"""Who holds what: every writing transaction over workers and holdings.
+
+Rules kept here
+- An intention (a `holdings` row without `confirmed_at`) is committed before its push leaves.
+- Only a worker's own receipt confirms a row; nothing else makes a holding.
+- A worker has at most one open confirmed row and one open pending row.
+- What is not known is written as unknown: a silent worker keeps its open rows, a vanished one has them closed at the
+  last time that there was evidence for them.
+- One live run steers a worker of a policy; another one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import Connection, bindparam, case, insert, select, update
+from sqlalchemy.orm import aliased
+
+from weightledger.registry.errors import InUseError, NotFoundError
+from weightledger.registry.log.ledger import Ledger, now
+from weightledger.registry.log.models import HoldingRow, Policy, UtcDateTime, VersionRow, Worker
+
+Verdict = Literal["confirmed", "seen", "kept", "unknown", "drifted", "silent", "lost", "gone", "removed"]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """An open row of a worker: what it holds, or what was pushed to it."""
+
+    version: int
+    digest: str
+    sent_digest: str
+    order: int
+    incarnation: str | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A worker's row as the run that now steers it found it."""
+
+    id: int
+    name: str
+    held: Stretch | None
+    pending: tuple[Stretch, ...]
+    """Pushes without an answer, oldest first; several when drivers died one after another."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """An intention: this worker is about to be sent that version."""
+
+    worker: int
+    version: int
+    sent_digest: str
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What became of a worker.
+
+    `confirmed`: its receipt for `order` came. `seen`: it was asked and holds what is on record. `kept`: the push of
+    `order` was not applied, it holds what it held. `unknown`: the push of `order` may have been applied in part.
+    `drifted`: somebody changed its weights in place. `silent`: no answer in time, the push stays open.
+    `lost`: its process ended and what it held with it, another life may follow. `gone`: for good. `removed`: no longer
+    steered.
+    """
+
+    worker: int
+    name: str
+    verdict: Verdict
+    order: int | None = None
+    version: int | None = None
+    incarnation: str | None = None
+    sent_digest: str | None = None
+    detail: str = ""
+    tensors: tuple[str, ...] = ()
+    """Names of the tensors that drifted."""
+    eventful: bool = True
+    """Whether the journal tells of it; not when the exchange simply goes on."""
+
+
+_EVENTS: dict[Verdict, str] = {
+    "kept": "sync_failed",
+    "unknown": "sync_failed",
+    "drifted": "drift",
+    "silent": "sync_failed",
+    "lost": "worker_lost",
+    "gone": "worker_lost",
+    "removed": "worker_removed",
+}
+_STATES: dict[Verdict, str] = {
+    "confirmed": "confirmed",
+    "seen": "confirmed",
+    "kept": "confirmed",
+    "unknown": "unknown",
+    "drifted": "unknown",
+    "silent": "unknown",
+    "lost": "unknown",
+    "gone": "gone",
+    "removed": "gone",
+}
+_LEFT = "left"
+_FREE = ("gone", _LEFT)
+"""States in which no run steers a worker, even if the one that did lives on."""
+
+
+# Built once: building a statement costs several times what running it does.
+_NEXT_ORDER = (
+    update(Policy)
+    .where(Policy.id == bindparam("policy"))
+    .values(last_order=Policy.last_order + 1)
+    .returning(Policy.last_order)
+)
+_PUSHED = select(VersionRow.id, VersionRow.number, VersionRow.digest).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.number.in_(bindparam("numbers", expanding=True))
+)
+_INTEND = insert(HoldingRow)
+_OPEN = (HoldingRow.worker_id == bindparam("w"), HoldingRow.ended_at.is_(None))
+_OPEN_HELD = (*_OPEN, HoldingRow.confirmed_at.is_not(None))
+_OPEN_PENDING = (*_OPEN, HoldingRow.confirmed_at.is_(None))
+_LAST_EVIDENCE = select(Worker.evidence_at).where(Worker.id == HoldingRow.worker_id).scalar_subquery()
+
+# An earlier life's holding ended with its process, at the last time that there was evidence of it; one of the same life
+# was replaced by what the receipt confirms.
+_OF_EARLIER_LIFE = HoldingRow.incarnation != bindparam("inc")
+_END_PREVIOUS = (
+    update(HoldingRow)
+    .where(*_OPEN_HELD, HoldingRow.order != bindparam("o"))
+    .values(
+        ended_at=case((_OF_EARLIER_LIFE, _LAST_EVIDENCE), else_=bindparam("at", type_=UtcDateTime())),
+        ended_how=case((_OF_EARLIER_LIFE, "lost"), else_="replaced"),
+    )
+)
+_CONFIRM = (
+    update(HoldingRow)
+    .where(
+        HoldingRow.worker_id == bindparam("w"),
+        HoldingRow.order == bindparam("o"),
+        HoldingRow.confirmed_at.is_(None),
+    )
+    .values(
+        confirmed_at=bindparam("at"),
+        incarnation=bindparam("inc"),
+        sent_digest=bindparam("sent"),
+        ended_at=None,
+        ended_how=None,
+    )
+)
+# Older pushes that were never settled cannot arrive any more: the worker has confirmed a higher order.
+_NEWER = aliased(HoldingRow)
+_END_OVERTAKEN = (
+    update(HoldingRow)
+    .where(
+        HoldingRow.policy_id == bindparam("policy"),
+        HoldingRow.ended_at.is_(None),
+        HoldingRow.confirmed_at.is_(None),
+        select(_NEWER.id)
+        .where(
+            _NEWER.worker_id == HoldingRow.worker_id,
+            _NEWER.ended_at.is_(None),
+            _NEWER.confirmed_at.is_not(None),
+            _NEWER.order > HoldingRow.order,
+        )
+        .exists(),
+    )
+    .values(ended_at=bindparam("at"), ended_how="unconfirmed")
+)
+_FAIL = (
+    update(HoldingRow)
+    .where(
+        HoldingRow.worker_id == bindparam("w"),
+        HoldingRow.order == bindparam("o"),
+        HoldingRow.confirmed_at.is_(None),
+    )
+    .values(ended_at=bindparam("at"), ended_how="failed")
+)
+_END_OLDER = (
+    update(HoldingRow)
+    .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
+    .values(ended_at=bindparam("at"), ended_how="unconfirmed")
+)
+_END_PENDING = (
+    update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
+)
+_END_HELD = update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
+_HEARD = (
+    update(Worker)
+    .where(Worker.id == bindparam("w"))
+    .values(
+        state=bindparam("s"), detail=bindparam("d"), evidence_at=bindparam("at"), incarnation=bindparam("inc")
+    )
+)
+_UNHEARD = (
+    update(Worker).where(Worker.id == bindparam("w")).values(state=bindparam("s"), detail=bindparam("d"))
+)
+
+
+def claim(
+    ledger: Ledger, conn: Connection, names: Sequence[str], alive: Callable[[str], bool]
+) -> list[Claim]:
+    """Let this run steer the named workers.
+
+    Args:
+        names: lasting names, in the order of the result.
+        alive: tells whether a run still lives.
+
+    Raises:
+        InUseError: another live run steers one of them. Nothing is claimed then.
+    """
+    policy, run, at = ledger.policy_ref(conn), ledger.run_id(conn), now()
+    rows = {
+        row.name: row
+        for row in conn.execute(select(Worker).where(Worker.policy_id == policy.id, Worker.name.in_(names)))
+    }
+    for name, row in rows.items():
+        if row.state not in _FREE and row.run_id != run and alive(row.run_id):
+            raise InUseError(
+                f"worker {name!r} of policy {policy.name!r} is steered by run {row.run_id}, which is alive; "
+                "close that updater, or give this one other names="
+            )
+    fresh = [name for name in names if name not in rows]
+    if fresh:
+        common = {
+            "policy_id": policy.id,
+            "run_id": run,
+            "incarnation": None,
+            "state": "unknown",
+            "evidence_at": at,
+        }
+        conn.execute(insert(Worker), [common | {"name": name, "detail": "not synced yet"} for name in fresh])
+    if rows:
+        taken = [row.id for row in rows.values()]
+        conn.execute(
+            update(Worker)
+            .where(Worker.id.in_(taken))
+            .values(run_id=run, state="unknown", detail="taken over, not confirmed by this run yet")
+        )
+    ids = {
+        row.name: row.id
+        for row in conn.execute(
+            select(Worker.id, Worker.name).where(Worker.policy_id == policy.id, Worker.name.in_(names))
+        )
+    }
+    held, pending = _open_rows(conn, ids.values())
+    return [Claim(ids[name], name, held.get(ids[name]), tuple(pending.get(ids[name], ()))) for name in names]
+
+
+def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
+    """Write down that pushes are about to leave, and return the order number that they all bear.
+
+    Raises:
+        NotFoundError: a version has no row.
+    """
+    policy, run, at = ledger.policy_ref(conn), ledger.run_id(conn), now()
+    order = next_order(ledger, conn)
+    wanted = {push.version for push in pushes}
+    versions = {
+        row.number: row for row in conn.execute(_PUSHED, {"policy": policy.id, "numbers": list(wanted)})
+    }
+    missing = wanted - versions.keys()
+    if missing:
+        raise NotFoundError(f"no version {min(missing)} in policy {policy.name!r} to push")
+    if pushes:
+        conn.execute(
+            _INTEND,
+            [
+                {
+                    "policy_id": policy.id,
+                    "worker_id": push.worker,
+                    "version_id": versions[push.version].id,
+                    "number": push.version,
+                    "digest": versions[push.version].digest,
+                    "sent_digest": push.sent_digest,
+                    "order": order,
+                    "incarnation": None,
+                    "run_id": run,
+                    "pushed_at": at,
+                    "confirmed_at": None,
+                    "ended_at": None,
+                    "ended_how": None,
+                }
+                for push in pushes
+            ],
+        )
+    return order
+
+
+def next_order(ledger: Ledger, conn: Connection) -> int:
+    """Take the policy's next order number: higher than that of any push by any run."""
+    policy = ledger.policy_ref(conn)
+    return conn.execute(_NEXT_ORDER, {"policy": policy.id}).scalar_one()
+
+
+def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) -> None:
+    """Write down what became of pushes and of workers, and what went wrong as events."""
+    at = now()
+    by_verdict: dict[Verdict, list[Settlement]] = {}
+    for item in settlements:
+        by_verdict.setdefault(item.verdict, []).append(item)
+    if confirmed := by_verdict.get("confirmed"):
+        _confirm(conn, ledger.policy_ref(conn).id, confirmed, at)
+    if kept := by_verdict.get("kept"):
+        _fail(conn, kept, at)
+    if unknown := by_verdict.get("unknown"):
+        _close_pending(conn, unknown, "unconfirmed", at)
+        _close_held(conn, unknown, "unknown")
+    if drifted := by_verdict.get("drifted"):
+        _close_held(conn, drifted, "drifted")
+    for verdict in ("lost", "gone", "removed"):
+        if vanished := by_verdict.get(verdict):
+            _close_pending(conn, vanished, "unconfirmed", at)
+            _close_held(conn, vanished, "removed" if verdict == "removed" else "lost")
+    _update_workers(conn, settlements, at)
+    ledger.events(
+        conn,
+        [
+            (_EVENTS[item.verdict], item.version, item.name, item.detail, _details(item))
+            for item in settlements
+            if item.verdict in _EVENTS and item.eventful
+        ],
+    )
+
+
+def _details(item: Settlement) -> dict[str, object]:
+    details: dict[str, object] = {"outcome": item.verdict, "order": item.order}
+    return details | {"tensors": list(item.tensors)} if item.tensors else details
+
+
+def leave(conn: Connection, workers: Sequence[int], why: str) -> None:
+    """Say that nobody watches these workers any more; what they were last known to hold stays on record."""
+    if workers:
+        conn.execute(
+            update(Worker)
+            .where(Worker.id == bindparam("w"), Worker.state != "gone")
+            .values(state=_LEFT, detail=bindparam("d")),
+            [{"w": key, "d": why} for key in workers],
+        )
+
+
+def _confirm(conn: Connection, policy: int, items: Sequence[Settlement], at: datetime) -> None:
+    rows = [
+        {"w": item.worker, "o": item.order, "at": at, "inc": item.incarnation, "sent": item.sent_digest}
+        for item in items
+    ]
+    conn.execute(_END_PREVIOUS, [{key: row[key] for key in ("w", "o", "at", "inc")} for row in rows])
+    conn.execute(_CONFIRM, rows)
+    conn.execute(_END_OVERTAKEN, {"policy": policy, "at": at})
+
+
+def _fail(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
+    conn.execute(_FAIL, [{"w": item.worker, "o": item.order, "at": at} for item in items])
+    # A push that never reached the worker says nothing of those before it.
+    heard = [item for item in items if item.incarnation is not None]
+    if heard:
+        conn.execute(_END_OLDER, [{"w": item.worker, "o": item.order, "at": at} for item in heard])
+
+
+def _close_pending(conn: Connection, items: Iterable[Settlement], how: str, at: datetime) -> None:
+    conn.execute(_END_PENDING, [{"w": item.worker, "at": at, "how": how} for item in items])
+
+
+def _close_held(conn: Connection, items: Iterable[Settlement], how: str) -> None:
+    conn.execute(_END_HELD, [{"w": item.worker, "how": how} for item in items])
+
+
+def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
+    # Without an incarnation there is no new evidence, so its time must not move: a holding that turns out lost ends
+    # there. A push that never reached the worker tells nothing of its state either.
+    heard = [item for item in items if item.incarnation is not None]
+    unheard = [item for item in items if item.incarnation is None and item.verdict != "kept"]
+    if heard:
+        conn.execute(
+            _HEARD,
+            [
+                {
+                    "w": item.worker,
+                    "s": _STATES[item.verdict],
+                    "d": item.detail,
+                    "at": at,
+                    "inc": item.incarnation,
+                }
+                for item in heard
+            ],
+        )
+    if unheard:
+        conn.execute(
+            _UNHEARD,
+            [{"w": item.worker, "s": _STATES[item.verdict], "d": item.detail} for item in unheard],
+        )
+
+
+def _open_rows(
+    conn: Connection, workers: Iterable[int]
+) -> tuple[dict[int, Stretch], dict[int, list[Stretch]]]:
+    held: dict[int, Stretch] = {}
+    pending: dict[int, list[Stretch]] = {}
+    query = select(HoldingRow).where(HoldingRow.worker_id.in_(list(workers)), HoldingRow.ended_at.is_(None))
+    for row in conn.execute(query.order_by(HoldingRow.order)):
+        stretch = Stretch(row.number, row.digest, row.sent_digest, row.order, row.incarnation)
+        if row.confirmed_at is None:
+            pending.setdefault(row.worker_id, []).append(stretch)
+        else:
+            held[row.worker_id] = stretch
+    return held, pending

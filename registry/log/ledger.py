@@ -1,0 +1,557 @@
+"""The log of a policy: every writing transaction over versions, aliases, pins, metrics and events.
+
+Rules kept here
+- A number is taken in the transaction that writes its row; numbers never fall and are never reused.
+- The head is the newest version whose state is `stored`; `writing` and `lost` rows are never a head, target or parent.
+- Rows are appended. What changes: a version's state, a snapshot's `stored`, aliases, pins, metrics; each with an event.
+- Callers that publish, roll back or recover hold the policy's lock; the transactions alone keep readers consistent.
+
+No torch in here: the command line lives on these calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, and_, bindparam, func, insert, select
+
+from weightledger.registry import values
+from weightledger.registry.errors import InvalidWeightsError, NotFoundError
+from weightledger.registry.log import audit
+from weightledger.registry.log import engine as db
+from weightledger.registry.log.audit import PolicyRef
+from weightledger.registry.log.models import (
+    Alias,
+    EventRow,
+    Metric,
+    Policy,
+    Run,
+    Snapshot,
+    Structure,
+    VersionRow,
+)
+from weightledger.registry.log.runs import RunKeeper
+from weightledger.registry.log.staleness import lineage_of
+from weightledger.registry.records import Pin, Version
+
+Ref = int | str | Version
+
+NUMBER = re.compile(r"v?(\d+)")
+_STRUCTURES = 64  # remembered at once; a run of training has one or two
+_IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
+
+# Statements that every publish and update runs are built once: building one costs several times what running it does.
+_POLICY = select(Policy.id).where(Policy.name == bindparam("policy"))
+_HEAD = select(func.max(VersionRow.number)).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored"
+)
+_ROW = select(VersionRow).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number")
+)
+_VERSIONS = (
+    select(VersionRow, Snapshot.stored.label("file_stored"))
+    .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+    .where(VersionRow.policy_id == bindparam("policy"))
+)
+_VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
+_METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
+    Metric.version_id.in_(bindparam("versions", expanding=True))
+)
+_FILE = select(Snapshot).where(Snapshot.id == bindparam("snapshot"))
+_LAST_NUMBER = select(Policy.last_number).where(Policy.id == bindparam("policy"))
+_RUN = select(Run.id).where(Run.id == bindparam("run"))
+_ADD_EVENT = insert(EventRow)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A snapshot row, as publishing and reading need it."""
+
+    id: int
+    digest: str
+    uri: str
+    file_bytes: int
+    stored: bool
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file that is about to be stored."""
+
+    digest: str
+    uri: str
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a publish says of its version, beside the weights themselves."""
+
+    digest: str
+    size_bytes: int
+    nonfinite: tuple[str, ...]
+    step: int | None
+    metrics: Mapping[str, float]
+    metadata: Mapping[str, Any]
+    message: str
+
+
+def now() -> datetime:
+    """Return the present time, aware UTC."""
+    return datetime.now(UTC)
+
+
+class Ledger:
+    """Reads and writes the log of one policy in one database."""
+
+    def __init__(self, engine: Engine, runs: RunKeeper, policy: str) -> None:
+        self.engine = engine
+        self.runs = runs
+        self.policy = policy
+        self._known: PolicyRef | None = None
+        self._recorded_run: str | None = None
+        self._structures: dict[str, int] = {}
+
+    # ------------------------------------------------------------------ transactions and identities
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Open a consistent view of the database."""
+        return db.reading(self.engine)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Open a writing transaction; it commits at the end of the block, or leaves nothing."""
+        try:
+            with db.writing(self.engine) as conn:
+                yield conn
+        except BaseException:
+            # They may have been seen inside of the transaction that is undone now.
+            self._known = self._recorded_run = None
+            raise
+
+    def find_policy(self, conn: Connection) -> PolicyRef | None:
+        """Look the policy up; None while nothing was ever written to it."""
+        if self._known is None:
+            found = conn.scalar(_POLICY, {"policy": self.policy})
+            self._known = None if found is None else PolicyRef(found, self.policy)
+        return self._known
+
+    def policy_ref(self, conn: Connection) -> PolicyRef:
+        """Look the policy up, making its row if this is the first write to it."""
+        found = self.find_policy(conn)
+        if found is not None:
+            return found
+        made = conn.execute(
+            insert(Policy).values(name=self.policy, last_number=0, last_order=0, created_at=now())
+        ).inserted_primary_key
+        assert made is not None
+        return PolicyRef(made[0], self.policy)
+
+    def policies(self, conn: Connection) -> list[str]:
+        """Return the names of all policies, sorted."""
+        return list(conn.scalars(select(Policy.name).order_by(Policy.name)))
+
+    def run_id(self, conn: Connection) -> str:
+        """Return this process's run, recording it once."""
+        run = self.runs.current()
+        if self._recorded_run != run.id:
+            if conn.scalar(_RUN, {"run": run.id}) is None:
+                conn.execute(
+                    insert(Run).values(
+                        id=run.id,
+                        user=run.user,
+                        host=run.host,
+                        pid=run.pid,
+                        program=run.program,
+                        started_at=run.started_at,
+                    )
+                )
+            self._recorded_run = run.id
+        return run.id
+
+    def event(
+        self,
+        conn: Connection,
+        kind: str,
+        *,
+        version: int | None = None,
+        worker: str | None = None,
+        reason: str = "",
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append one line to the journal."""
+        self.events(conn, [(kind, version, worker, reason, details or {})])
+
+    def events(
+        self,
+        conn: Connection,
+        lines: Sequence[tuple[str, int | None, str | None, str, Mapping[str, Any]]],
+    ) -> None:
+        """Append lines of (kind, version, worker, reason, details) to the journal."""
+        if not lines:
+            return
+        policy, run, at = self.policy_ref(conn), self.run_id(conn), now()
+        user = self.runs.current().user
+        conn.execute(
+            _ADD_EVENT,
+            [
+                {
+                    "policy_id": policy.id,
+                    "at": at,
+                    "kind": kind,
+                    "run_id": run,
+                    "user": user,
+                    "version": version,
+                    "worker": worker,
+                    "reason": reason,
+                    "details": values.encode(dict(details), "event details"),
+                }
+                for kind, version, worker, reason, details in lines
+            ],
+        )
+
+    def structure_id(self, conn: Connection, structure: Mapping[str, Any]) -> int:
+        """Return the row of a structure, making it if no version had it before."""
+        body = json.dumps(structure, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        fingerprint = hashlib.sha256(body.encode()).hexdigest()
+        found = self._structures.get(fingerprint)
+        if found is None:
+            found = conn.scalar(select(Structure.id).where(Structure.fingerprint == fingerprint))
+        if found is None:
+            made = conn.execute(
+                insert(Structure).values(fingerprint=fingerprint, body=body)
+            ).inserted_primary_key
+            assert made is not None
+            found = int(made[0])
+        if len(self._structures) >= _STRUCTURES:
+            self._structures.clear()
+        self._structures[fingerprint] = found
+        return found
+
+    # ------------------------------------------------------------------ looking versions up
+
+    def head_number(self, conn: Connection) -> int | None:
+        """Return the head's number; None while nothing is stored."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return None
+        return conn.scalar(_HEAD, {"policy": policy.id})
+
+    def head(self, conn: Connection) -> Version:
+        """Return the head.
+
+        Raises:
+            NotFoundError: the policy has no stored version.
+        """
+        number = self.head_number(conn)
+        if number is None:
+            raise NotFoundError(self._nothing_yet(conn))
+        return self.version(conn, number)
+
+    def version(self, conn: Connection, number: int) -> Version:
+        """Return one version, whatever its state.
+
+        Raises:
+            NotFoundError: no row has that number.
+        """
+        policy = self.find_policy(conn)
+        found = None
+        if policy is not None:
+            found = conn.execute(_VERSION, {"policy": policy.id, "number": number}).first()
+        if policy is None or found is None:
+            raise NotFoundError(self._no_such_version(conn, number))
+        return self._versions(conn, policy, [found])[0]
+
+    def versions(self, conn: Connection, limit: int | None = None) -> list[Version]:
+        """Return stored and pruned versions, oldest first; with a limit the newest so many."""
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit must not be negative, found {limit}")
+        policy = self.find_policy(conn)
+        if policy is None:
+            return []
+        return self._select(conn, policy, VersionRow.state == "stored", newest=limit)
+
+    def resolve(self, conn: Connection, ref: Ref) -> Version:
+        """Return the version that a number, alias, `"head"` or `Version` names.
+
+        Raises:
+            NotFoundError: nothing bears that name; the text says what exists.
+            TypeError: `ref` is none of these.
+        """
+        return self.version(conn, self.number(conn, ref))
+
+    def number(self, conn: Connection, ref: Ref) -> int:
+        """Return the number that a reference stands for; it need not exist when it is a number."""
+        if isinstance(ref, Version):
+            if ref.policy != self.policy:
+                raise NotFoundError(
+                    f"{ref!r} belongs to policy {ref.policy!r}, not to {self.policy!r}; open that policy instead"
+                )
+            return ref.number
+        if isinstance(ref, int) and not isinstance(ref, bool):
+            return ref
+        if not isinstance(ref, str):
+            raise TypeError(
+                f"a version is named by a number, an alias, 'head' or a Version, not by {type(ref).__name__} {ref!r}"
+            )
+        if ref == "head":
+            return self.head(conn).number
+        alias = self.aliases(conn).get(ref)
+        if alias is not None:
+            return alias
+        match = NUMBER.fullmatch(ref)
+        if match:
+            return int(match[1])
+        names = ", ".join(sorted(self.aliases(conn))) or "none"
+        raise NotFoundError(
+            f"no version or alias {ref!r} in policy {self.policy!r}: aliases are: {names}; {self._span(conn)}"
+        )
+
+    def usable(self, conn: Connection, ref: Ref, what: str) -> Version:
+        """Return a version whose weights can be loaded.
+
+        Raises:
+            NotFoundError: it does not exist, was lost or pruned; the text names the nearest kept versions.
+        """
+        found = self.resolve(conn, ref)
+        if found.stored:
+            return found
+        why = {
+            "pruned": "its weights were pruned",
+            "lost": "its writer died before it was stored",
+            "writing": "it is still being written",
+        }[found.state]
+        near = self._nearest_stored(conn, found.number)
+        hint = f"the nearest kept versions are {near}" if near else "no version has weights any more"
+        raise NotFoundError(f"cannot {what} v{found.number} of policy {self.policy!r}: {why}; {hint}")
+
+    def since(self, conn: Connection, number: int) -> list[Version]:
+        """Return the stored versions after a number, oldest first."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return []
+        return self._select(conn, policy, and_(VersionRow.number > number, VersionRow.state == "stored"))
+
+    def next_number(self, conn: Connection) -> int:
+        """Return the number that the next version gets, as long as the caller holds the policy's lock."""
+        policy = self.find_policy(conn)
+        last = None if policy is None else conn.scalar(_LAST_NUMBER, {"policy": policy.id})
+        return (last or 0) + 1
+
+    def files_of(self, conn: Connection, number: int) -> tuple[FileEntry, FileEntry | None]:
+        """Return the snapshot of a version, and that of its extra state."""
+        row = self.row(conn, number)
+        weights = self.file(conn, row.snapshot_id)
+        return weights, None if row.extra_snapshot_id is None else self.file(conn, row.extra_snapshot_id)
+
+    def files_by_number(self, conn: Connection) -> dict[int, tuple[int, int | None]]:
+        """Return, for every stored or pruned version, the rows of its snapshot and of its extra state's."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return {}
+        rows = conn.execute(
+            select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
+                VersionRow.policy_id == policy.id, VersionRow.state == "stored"
+            )
+        )
+        return {number: (weights, extra) for number, weights, extra in rows}
+
+    def structures_of(self, conn: Connection, number: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return how a version's weights, and its extra state, are put together."""
+        row = self.row(conn, number)
+        wanted = [key for key in (row.structure_id, row.extra_structure_id) if key is not None]
+        bodies = {
+            key: json.loads(body)
+            for key, body in conn.execute(
+                select(Structure.id, Structure.body).where(Structure.id.in_(wanted))
+            )
+        }
+        extra = None if row.extra_structure_id is None else bodies[row.extra_structure_id]
+        return bodies[row.structure_id], extra
+
+    def lineage_of_head(self, conn: Connection) -> tuple[tuple[int, int], ...]:
+        """Return the closed number ranges that the head descends through, newest first."""
+        policy, head = self.find_policy(conn), self.head_number(conn)
+        if policy is None or head is None:
+            return ()
+        return lineage_of(conn, policy, head)
+
+    def previous_content(self, conn: Connection) -> Version:
+        """Return the nearest stored version on the head's lineage whose content differs from the head's.
+
+        Raises:
+            NotFoundError: there is none to go back to.
+        """
+        head, policy = self.head(conn), self.find_policy(conn)
+        assert policy is not None
+        for low, high in self.lineage_of_head(conn):
+            number = conn.scalar(
+                select(func.max(VersionRow.number))
+                .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+                .where(
+                    VersionRow.policy_id == policy.id,
+                    VersionRow.state == "stored",
+                    VersionRow.number.between(low, high),
+                    VersionRow.digest != head.digest,
+                    Snapshot.stored,
+                )
+            )
+            if number is not None:
+                return self.version(conn, number)
+        raise NotFoundError(
+            f"nothing to roll back to: no stored version on the lineage of v{head.number} of policy "
+            f"{self.policy!r} has other content than it; name a version to restore ({self._span(conn)})"
+        )
+
+    def aliases(self, conn: Connection) -> dict[str, int]:
+        """Return every alias and the number it stands for."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return {}
+        rows = conn.execute(
+            select(Alias.name, VersionRow.number)
+            .join(VersionRow, VersionRow.id == Alias.version_id)
+            .where(Alias.policy_id == policy.id)
+            .order_by(Alias.name)
+        )
+        return {row.name: row.number for row in rows}
+
+    def pins(self, conn: Connection) -> list[Pin]:
+        """Return the pins, oldest first."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return []
+        return audit.pins(conn, policy)
+
+    # ------------------------------------------------------------------ helpers
+
+    def row(self, conn: Connection, number: int) -> Row[Any]:
+        policy = self.find_policy(conn)
+        row = None
+        if policy is not None:
+            row = conn.execute(_ROW, {"policy": policy.id, "number": number}).first()
+        if row is None:
+            raise NotFoundError(self._no_such_version(conn, number))
+        return row
+
+    def file(self, conn: Connection, snapshot_id: int) -> FileEntry:
+        return file_entry(conn.execute(_FILE, {"snapshot": snapshot_id}).one())
+
+    def _select(
+        self, conn: Connection, policy: PolicyRef, where: Any, newest: int | None = None
+    ) -> list[Version]:
+        query, named = _VERSIONS.where(where), {"policy": policy.id}
+        if newest is None:
+            rows = conn.execute(query.order_by(VersionRow.number), named).all()
+        else:
+            rows = conn.execute(query.order_by(VersionRow.number.desc()).limit(newest), named).all()[::-1]
+        return self._versions(conn, policy, rows)
+
+    def _versions(self, conn: Connection, policy: PolicyRef, rows: Sequence[Any]) -> list[Version]:
+        metrics: dict[int, dict[str, float]] = {}
+        for chunk in _chunks([row.id for row in rows]):
+            for key, name, value in conn.execute(_METRICS, {"versions": chunk}):
+                metrics.setdefault(key, {})[name] = float("nan") if value is None else value
+        return [_version(policy.name, row, metrics.get(row.id, {})) for row in rows]
+
+    def _nearest_stored(self, conn: Connection, number: int) -> str:
+        policy = self.find_policy(conn)
+        if policy is None:
+            return ""
+        stored = (
+            select(VersionRow.number)
+            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+            .where(VersionRow.policy_id == policy.id, VersionRow.state == "stored", Snapshot.stored)
+        )
+        below = conn.scalar(
+            stored.where(VersionRow.number < number).order_by(VersionRow.number.desc()).limit(1)
+        )
+        above = conn.scalar(stored.where(VersionRow.number > number).order_by(VersionRow.number).limit(1))
+        return " and ".join(f"v{found}" for found in (below, above) if found is not None)
+
+    def _span(self, conn: Connection) -> str:
+        policy = self.find_policy(conn)
+        low = high = None
+        if policy is not None:
+            low, high = conn.execute(
+                select(func.min(VersionRow.number), func.max(VersionRow.number)).where(
+                    VersionRow.policy_id == policy.id, VersionRow.state == "stored"
+                )
+            ).one()
+        return "it has no versions yet" if low is None else f"versions are {low}..{high}"
+
+    def _no_such_version(self, conn: Connection, number: int) -> str:
+        return f"no version {number} in policy {self.policy!r}: {self._span(conn)}"
+
+    def _nothing_yet(self, conn: Connection) -> str:
+        others = ", ".join(repr(name) for name in self.policies(conn) if name != self.policy)
+        known = f"; other policies are: {others}" if others else ""
+        return f"policy {self.policy!r} has no versions yet; publish one first{known}"
+
+    def metric_names(self, conn: Connection) -> str:
+        policy = self.find_policy(conn)
+        names: list[str] = []
+        if policy is not None:
+            names = sorted(conn.scalars(select(Metric.name).where(Metric.policy_id == policy.id).distinct()))
+        return f"; metrics that were recorded: {', '.join(names) or 'none'}"
+
+
+def _version(policy: str, row: Row[Any], metrics: Mapping[str, float]) -> Version:
+    state = row.state
+    if state == "stored" and not row.file_stored:
+        state = "pruned"
+    return Version(
+        policy=policy,
+        number=row.number,
+        digest=row.digest,
+        parent=row.parent,
+        restores=row.restores,
+        run=row.run_id,
+        step=row.step,
+        metrics=metrics,
+        metadata=values.decode(row.metadata),
+        message=row.message,
+        size_bytes=row.size_bytes,
+        created_at=row.created_at,
+        stored=state == "stored",
+        state=state,
+        nonfinite=tuple(row.nonfinite),
+        has_extra=row.extra_snapshot_id is not None,
+    )
+
+
+def file_entry(row: Row[Any]) -> FileEntry:
+    return FileEntry(row.id, row.digest, row.uri, row.file_bytes, row.stored)
+
+
+def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(keys), _IN_CHUNK):
+        yield keys[start : start + _IN_CHUNK]
+
+
+def check_name(what: str, name: str) -> None:
+    if not isinstance(name, str) or not name.strip() or len(name) > 255 or not name.isprintable():
+        raise ValueError(f"a {what} name is printable text of 1 to 255 characters, found {name!r}")
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse what no database keeps, before anything is written."""
+    if not isinstance(text, str):
+        raise InvalidWeightsError(f"{what} must be text, found {type(text).__name__} {text!r}")
+    if values.surrogate(text):
+        raise InvalidWeightsError(
+            f"{what} is the text {ascii(text)[:80]}, which has a lone surrogate and is no UTF-8"
+        )
+
+
+def check_number(what: str, number: int | None) -> None:
+    """Refuse what would never equal a number, instead of taking it for a number that has moved on."""
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+        raise TypeError(f"{what} is the number of a version, found {type(number).__name__} {number!r}")

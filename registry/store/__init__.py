@@ -1,0 +1,1 @@
+"""Snapshot files: how they are published, found again, verified and pruned."""

@@ -1,0 +1,187 @@
+"""Reading stored files and comparing them with the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, or_, select
+
+from weightledger.registry.errors import CorruptionError, StorageError
+from weightledger.registry.log.ledger import FileEntry, Ledger, Ref
+from weightledger.registry.log.models import Snapshot, VersionRow
+from weightledger.registry.log.runs import file_tag, policy_is_locked
+from weightledger.registry.records import Fault, FaultKind
+from weightledger.registry.store.snapshots import SnapshotStore
+
+if TYPE_CHECKING:
+    from weightledger.registry.weights.arrays import Bytes
+    from weightledger.registry.weights.payload import Payload
+
+
+def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes | None = None) -> Payload:
+    """Read a whole file and verify it against its digest.
+
+    Args:
+        what: how an error names it.
+        into: a uint8 buffer of the file's size to read into.
+
+    Raises:
+        CorruptionError: missing, cut short, or other bytes than were stored.
+    """
+    from weightledger.registry.weights.payload import parse
+
+    named = f"{what} ({file.uri})"
+    try:
+        data = store.read(file.uri, into)
+    except CorruptionError as error:
+        raise CorruptionError(f"{what} cannot be read: {error}") from error
+    payload = parse(data, named)
+    payload.check(file.digest, named)
+    return payload
+
+
+def is_whole(store: SnapshotStore, file: FileEntry) -> bool:
+    """Tell whether a stored file is there and holds what its row says."""
+    try:
+        read_payload(store, file, "a stored file of equal content")
+    except (CorruptionError, StorageError):
+        return False
+    return True
+
+
+def read_hashes(store: SnapshotStore, file: FileEntry, what: str) -> dict[str, str]:
+    """Read the per-tensor hashes out of a file's header."""
+    try:
+        try:
+            header = json.loads(store.read_header(file.uri))
+        except CorruptionError as error:
+            raise CorruptionError(f"the header of {what} cannot be read: {error}") from error
+        hashes = json.loads(header["__metadata__"]["weightledger.hashes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(
+            f"the header of {what} ({file.uri}) is damaged: {error}; restore it from a backup"
+        ) from error
+    return dict(sorted(hashes.items()))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    file: FileEntry
+    versions: tuple[int, ...]
+
+
+def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Ref | None) -> list[Fault]:
+    """Re-read the files of one version, or of all and look for strays too. Changes nothing."""
+    with ledger.reading() as conn:
+        number = None if ref is None else ledger.usable(conn, ref, "verify").number
+        wanted = list(_stored_files(ledger, conn, number))
+    faults = [fault for entry in wanted if (fault := _check(store, entry)) is not None]
+    if faults:
+        # What a prune took away since the rows were read is no fault.
+        with ledger.reading() as conn:
+            still = {entry.file.uri for entry in _stored_files(ledger, conn, number)}
+        faults = [fault for fault in faults if fault.path in still]
+    if ref is None:
+        with ledger.reading() as conn:
+            # Listed before asking the rows: a file whose row is younger than the list is not in it.
+            present = store.uris()
+            known = set(conn.scalars(select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)))
+            known |= _being_written(conn)
+        faults += [
+            Fault("stray", uri, (), "no version names this file; it can be deleted")
+            for uri in sorted(set(present) - known)
+        ]
+        faults += [
+            Fault("stray", file_id, (), "a temporary file that a dead writer left; it goes at the next open")
+            for file_id in _abandoned(ledger, store, folder)
+        ]
+    return faults
+
+
+def _abandoned(ledger: Ledger, store: SnapshotStore, folder: Path) -> list[str]:
+    """Return temporary files whose writer is dead: nobody holds their policy's lock."""
+    found = store.leftovers()
+    if not found:
+        return []
+    with ledger.reading() as conn:
+        policies = ledger.policies(conn)
+    busy = [file_tag(policy) for policy in policies if policy_is_locked(folder, policy)]
+    # Listed again: what was committed or aborted meanwhile is no leftover.
+    left = set(store.leftovers())
+    return [
+        file_id for file_id in found if file_id in left and not any(file_id.startswith(tag) for tag in busy)
+    ]
+
+
+def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:
+    file = entry.file
+    size = store.size(file.uri)
+    kind: FaultKind
+    if size is None:
+        kind, detail = "missing", f"expected {file.file_bytes} bytes, found no file"
+    elif size != file.file_bytes:
+        kind, detail = (
+            "truncated" if size < file.file_bytes else "corrupt",
+            (f"expected {file.file_bytes} bytes, found {size}"),
+        )
+    else:
+        try:
+            read_payload(store, file, "the file")
+            return None
+        except (CorruptionError, StorageError) as error:
+            # One unreadable file must not hide what is wrong with the others.
+            kind, detail = "corrupt", str(error)
+    return Fault(kind, file.uri, entry.versions, detail)
+
+
+def _stored_files(ledger: Ledger, conn: Connection, number: int | None) -> Iterator[_Stored]:
+    policy = ledger.find_policy(conn)
+    if policy is None:
+        return
+    query = (
+        select(Snapshot, VersionRow.number)
+        .join(
+            VersionRow,
+            or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id),
+        )
+        .where(VersionRow.policy_id == policy.id, VersionRow.state == "stored", Snapshot.stored)
+        .order_by(Snapshot.id, VersionRow.number)
+    )
+    if number is not None:
+        query = query.where(VersionRow.number == number)
+    files: dict[int, FileEntry] = {}
+    versions: dict[int, list[int]] = {}
+    for row in conn.execute(query):
+        files[row.id] = FileEntry(row.id, row.digest, row.uri, row.file_bytes, row.stored)
+        versions.setdefault(row.id, []).append(row.number)
+    for key, file in files.items():
+        yield _Stored(file, tuple(versions[key]))
+
+
+def _being_written(conn: Connection) -> set[str]:
+    query = (
+        select(Snapshot.uri)
+        .join(
+            VersionRow,
+            or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id),
+        )
+        .where(VersionRow.state == "writing")
+    )
+    return set(conn.scalars(query))
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Compare per-tensor hashes: each name with `same`, `changed`, `removed` or `added`."""
+    result = {}
+    for name in sorted(before.keys() | after.keys()):
+        if name not in after:
+            result[name] = "removed"
+        elif name not in before:
+            result[name] = "added"
+        else:
+            result[name] = "same" if before[name] == after[name] else "changed"
+    return result

@@ -1,0 +1,434 @@
+"""How weights become a version: copy, write and hash side by side, take a number, make it durable, make it the head.
+
+The order is the promise. The file's body may be written early, under a temporary name that a later open can recognise;
+the row says `writing` before the file gets its name; the row says `stored` only after file and folder are on disk. A
+process that dies in between leaves a `writing` row and a free lock, which the next open turns into `lost`.
+
+A publish of content that is already stored shares that file instead of writing another one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from weightledger.registry import values
+from weightledger.registry.errors import InUseError, InvalidWeightsError, NotFoundError, WeightLedgerError
+from weightledger.registry.log import steering, versioning
+from weightledger.registry.log.ledger import Entry, FileEntry, Ledger, NewFile, check_text
+from weightledger.registry.log.runs import file_tag, policy_lock
+from weightledger.registry.records import Version
+from weightledger.registry.store.inspection import is_whole
+from weightledger.registry.store.recovery import recover_locked
+from weightledger.registry.store.snapshots import SnapshotStore, SnapshotWriter
+from weightledger.registry.weights import codec
+from weightledger.registry.weights.payload import Packer, Payload
+
+# Below this a thread costs more than the write that it would take off the caller's hands.
+INLINE_BYTES = 4 << 20
+# From here on a second thread hashes faster than it disturbs those that write and distribute.
+_MANY_THREADS_BYTES = 16 << 20
+_HASH_THREADS = min(4, os.cpu_count() or 1)
+# How long a copy waits for the one before it to be written, in seconds.
+_BUFFER_PATIENCE = 300.0
+
+
+@dataclass
+class Part:
+    """One file's worth of a draft: the weights, or the extra state."""
+
+    payload: Payload
+    structure: dict[str, Any]
+
+
+@dataclass
+class Draft:
+    """A copy of everything that is to be published, made at the call. Nothing of it is written yet."""
+
+    weights: Part
+    extra: Part | None
+    step: int | None
+    metrics: dict[str, float]
+    metadata: dict[str, Any]
+    message: str
+    _release: Callable[[], None] = field(repr=False, default=lambda: None)
+
+    def release(self) -> None:
+        """Give the buffer back for the next draft."""
+        self._release()
+
+
+class Publisher:
+    """Makes versions of one policy."""
+
+    def __init__(self, ledger: Ledger, store: SnapshotStore, folder: Path) -> None:
+        self.ledger = ledger
+        self.store = store
+        self.folder = folder
+        self._packer = Packer()
+        self._buffer = threading.Lock()
+        self._held_digest: str | None = None
+        self.pid = os.getpid()
+        """The process that may use it: a fork copies its buffer and lock as they are at that moment, maybe in use."""
+
+    # ------------------------------------------------------------------ copying
+
+    def draft(
+        self,
+        weights: Any,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        extra: Any = None,
+        content: codec.Content | None = None,
+    ) -> Draft:
+        """Check and copy what is to be published. The caller releases the draft when it is done with it.
+
+        Args:
+            content: `weights` already flattened, when the caller has done so.
+
+        Raises:
+            InvalidWeightsError: something in it cannot be stored. Nothing was written.
+        """
+        numbers = steering.check_metrics(metrics)
+        kept = check_metadata(metadata)
+        step = check_step(step)
+        check_text("message", message)
+        content = codec.flatten(weights) if content is None else content
+        more = None if extra is None else codec.flatten_extra(extra)
+        if not self._buffer.acquire(timeout=_BUFFER_PATIENCE):
+            raise InUseError(
+                f"the copy of policy {self.ledger.policy!r} that was made before is still being written after "
+                f"{_BUFFER_PATIENCE:g} s; nothing was changed. Look at what its thread waits for, then publish again"
+            )
+        self._held_digest = None
+        try:
+            payload = self._packer.pack(content, policy=self.ledger.policy, step=step)
+            aside = None
+            if more is not None:
+                # A packer of its own: this buffer is wanted for the length of one publish only.
+                aside = Part(Packer().pack(more, policy=self.ledger.policy, step=step), more.structure)
+            return Draft(
+                Part(payload, content.structure), aside, step, numbers, kept, message, self._release_once()
+            )
+        except BaseException:
+            self._buffer.release()
+            raise
+
+    def holds(self, content: codec.Content, digest: str) -> bool:
+        """Tell whether the buffer still holds exactly this content from the last draft, and it has that digest."""
+        if self._held_digest != digest:
+            return False
+        with self._buffer:
+            return self._held_digest == digest and self._packer.holds(content)
+
+    def hashed(self, digest: str) -> None:
+        """Note the digest of what the buffer holds, while its draft is not released yet."""
+        self._held_digest = digest
+
+    def _release_once(self) -> Callable[[], None]:
+        released = threading.Event()
+
+        def release() -> None:
+            if not released.is_set():
+                released.set()
+                self._buffer.release()
+
+        return release
+
+    # ------------------------------------------------------------------ publishing
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only writer of this policy, after clearing away what a dead one left half-way."""
+        with policy_lock(self.folder, self.ledger.policy):
+            # Files without a row wait for the next open: a publish must not slow down as the folder fills.
+            recover_locked(self.ledger, self.store, sweep=False)
+            yield
+
+    def publish(self, draft: Draft, parent: int | None = None) -> Version:
+        """Store a draft durably and append its version.
+
+        Args:
+            parent: the number that the head must have (0: the policy must be empty); None takes any.
+
+        Raises:
+            ConflictError: the head has another number. Nothing was written.
+            StorageError: the disk refused. No version is offered, no file is left.
+        """
+        with self.lock():
+            publication = self.begin(draft)
+            try:
+                publication.hash()
+                with self.ledger.reading() as conn:
+                    versioning.check_parent(self.ledger, conn, parent)
+                    publication.find_equal(conn)
+                # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
+                # marked lost.
+                publication.join()
+                with self.ledger.writing() as conn:
+                    publication.open(conn)
+                publication.store()
+                with self.ledger.writing() as conn:
+                    publication.close(conn)
+                    return self.ledger.version(conn, publication.number)
+            except BaseException as error:
+                publication.fail(error)
+                raise
+
+    def begin(self, draft: Draft) -> Publication:
+        """Start writing a draft's files. The caller holds the lock until the publication is closed or failed."""
+        return Publication(self, draft)
+
+    def new_file_id(self) -> str:
+        """Return a name part that was never used before and tells the policy that it belongs to."""
+        return file_tag(self.ledger.policy) + uuid.uuid4().hex[:16]
+
+
+class Publication:
+    """One draft on its way to being a version: hash, open, store, close; or fail."""
+
+    def __init__(self, publisher: Publisher, draft: Draft) -> None:
+        self._publisher = publisher
+        self._ledger = publisher.ledger
+        self._store = publisher.store
+        self.draft = draft
+        self.number = 0
+        """The version's number, from `open` on."""
+        self.parent: int | None = None
+        self._weights = _FileJob(draft.weights, publisher)
+        try:
+            self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
+        except BaseException:
+            # Its body is being written from a buffer that the caller is about to give back.
+            self._weights.abort()
+            raise
+        self.nonfinite: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The content digest, from `hash` on."""
+        return self.draft.weights.payload.digest
+
+    def hash(self) -> None:
+        """Compute the digests and look for NaN and infinities, while the files are being written."""
+        for job in self._jobs():
+            payload = job.part.payload
+            payload.hash(threads=_HASH_THREADS if payload.buffer.nbytes >= _MANY_THREADS_BYTES else 1)
+        self._publisher.hashed(self.digest)
+        self.nonfinite = self.draft.weights.payload.nonfinite()
+
+    def join(self) -> None:
+        """Wait until the files' bodies are written."""
+        for job in self._jobs():
+            job.join()
+
+    def find_equal(self, conn: Connection) -> None:
+        """Look for stored files of equal content, and read them: a damaged one is not shared."""
+        for job in self._jobs():
+            file = versioning.find_stored(conn, job.part.payload.digest)
+            if file is not None:
+                job.may_share = file.uri if is_whole(self._store, file) else None
+
+    def open(self, conn: Connection) -> int:
+        """Take a number and write the row, in the caller's transaction."""
+        self.parent = self._ledger.head_number(conn)
+        for job in self._jobs():
+            job.share(self._shareable(conn, job))
+        self.number = versioning.open_version(
+            self._ledger,
+            conn,
+            self.entry(),
+            snapshot_id=self._weights.announce(self._ledger, conn),
+            structure_id=self._ledger.structure_id(conn, self.draft.weights.structure),
+            extra_snapshot_id=None if self._extra is None else self._extra.announce(self._ledger, conn),
+            extra_structure_id=(
+                None
+                if self.draft.extra is None
+                else self._ledger.structure_id(conn, self.draft.extra.structure)
+            ),
+            parent=self.parent,
+        )
+        return self.number
+
+    def store(self) -> None:
+        """Make the files durable under their names."""
+        for job in self._jobs():
+            job.finish(self.number)
+
+    def close(self, conn: Connection) -> None:
+        """Make the version the head, in the caller's transaction."""
+        versioning.store_version(self._ledger, conn, self.number, self.entry())
+
+    def fail(self, error: BaseException) -> None:
+        """Take back what can be taken back; a number that was taken stays, marked lost."""
+        unnamed_only = False
+        if self.number:
+            try:
+                with self._ledger.writing() as conn:
+                    if self._ledger.version(conn, self.number).state == "stored":
+                        # Interrupted after the commit: the version is whole, its files stay.
+                        return
+                    versioning.lose_version(
+                        self._ledger, conn, self.number, f"{type(error).__name__}: {error}"
+                    )
+            except NotFoundError:
+                pass  # the number went back with the transaction that took it
+            except (WeightLedgerError, SQLAlchemyError) as second:
+                # The row may even say `stored`, so a file that has its name stays until an open can tell.
+                unnamed_only = True
+                error.add_note(f"v{self.number} could not be marked lost ({second}); the next open does it")
+        for job in self._jobs():
+            try:
+                job.abort(unnamed_only=unnamed_only)
+            except (WeightLedgerError, OSError) as second:
+                error.add_note(f"a file of it could not be removed: {second}")
+
+    def entry(self) -> Entry:
+        """Return what the version's row says."""
+        draft = self.draft
+        return Entry(
+            digest=self.digest,
+            size_bytes=draft.weights.payload.layout.data_bytes,
+            nonfinite=self.nonfinite,
+            step=draft.step,
+            metrics=draft.metrics,
+            metadata=draft.metadata,
+            message=draft.message,
+        )
+
+    def _jobs(self) -> list[_FileJob]:
+        return [self._weights] if self._extra is None else [self._weights, self._extra]
+
+    def _shareable(self, conn: Connection, job: _FileJob) -> FileEntry | None:
+        if job.may_share is None:
+            return None
+        # Still stored in this transaction, and the very file that was read: a prune cannot take it any more.
+        found = versioning.find_stored(conn, job.part.payload.digest)
+        return found if found is not None and found.uri == job.may_share else None
+
+
+class _FileJob:
+    """Writes one payload to one file, its body in a thread when it is big."""
+
+    def __init__(self, part: Part, publisher: Publisher) -> None:
+        self.part = part
+        self._store = publisher.store
+        self._file_id = publisher.new_file_id()
+        self._writer: SnapshotWriter | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._shared: FileEntry | None = None
+        self.may_share: str | None = None
+        """A stored file of equal content that was read and found whole."""
+        self._uri: str | None = None
+        if part.payload.buffer.nbytes >= INLINE_BYTES:
+            self._writer = self._store.create(self._file_id)
+            thread = threading.Thread(target=self._write_body, name="weightledger-write", daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                self._writer.abort()
+                raise
+            self._thread = thread
+
+    @property
+    def _name(self) -> str:
+        return f"{self.part.payload.digest.removeprefix('blake3:')}-{self._file_id}.safetensors"
+
+    def _write_body(self) -> None:
+        assert self._writer is not None
+        start = self.part.payload.layout.data_start
+        try:
+            self._writer.write_at(start, self.part.payload.buffer[start:])
+        except BaseException as error:  # noqa: BLE001 - `join` raises it in the thread that publishes
+            self._error = error
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def share(self, entry: FileEntry | None) -> None:
+        self._shared = entry
+
+    def announce(self, ledger: Ledger, conn: Connection) -> int:
+        if self._shared is not None:
+            return self._shared.id
+        return versioning.add_file(
+            conn, NewFile(self.part.payload.digest, self._name, self.part.payload.buffer.nbytes)
+        )
+
+    def finish(self, version: int) -> None:
+        if self._shared is not None:
+            self.abort()
+            return
+        payload = self.part.payload
+        payload.seal(version=version, structure=self.part.structure)
+        if self._writer is None:
+            self._writer = self._store.create(self._file_id)
+            self._writer.write_at(0, payload.buffer)
+        else:
+            self.join()
+            self._writer.write_at(0, payload.buffer[: payload.layout.data_start])
+        self._uri = self._writer.commit(self._name)
+        self._writer = None
+
+    def abort(self, *, unnamed_only: bool = False) -> None:
+        """Leave no file behind; one that has its name already goes too, unless a stored row may name it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+        if self._uri is not None and not unnamed_only:
+            self._store.delete(self._uri)
+            self._uri = None
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of metadata whose every value can be kept with its type.
+
+    Raises:
+        InvalidWeightsError: a key is no text, or a value is none that can be kept.
+    """
+    for key in metadata or {}:
+        if not isinstance(key, str):
+            raise InvalidWeightsError(f"metadata keys are text, found {type(key).__name__} {key!r}")
+    kept = values.decode(values.encode(dict(metadata or {}), "metadata"))
+    assert isinstance(kept, dict)
+    return kept
+
+
+def check_step(step: Any) -> int | None:
+    """Return a step as a plain int.
+
+    Raises:
+        InvalidWeightsError: it is no whole number, or none that 64 bits hold.
+    """
+    if step is None:
+        return None
+    try:
+        # operator.index accepts every kind of integer, tensors of one included, and copies its value now.
+        number = step.__index__()
+    except (AttributeError, TypeError) as error:
+        raise InvalidWeightsError(
+            f"step must be a whole number, found {type(step).__name__} {step!r}"
+        ) from error
+    if not -(2**63) <= number < 2**63:
+        raise InvalidWeightsError(f"step must fit into 64 bits, found {number}")
+    return int(number)

@@ -1,0 +1,327 @@
+"""Does a snapshot fit a target? Every problem at once, or a plan of what is copied where.
+
+Rules: nothing is written here. A plan is good for every snapshot of the same layout, for as long as the target consists
+of the same objects over the same memory; what depends on a snapshot's bytes is checked apart, each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightledger.registry.errors import InvalidWeightsError
+from weightledger.registry.weights import leaves
+from weightledger.registry.weights.layout import Spec
+from weightledger.registry.weights.live import Live, align, identity, look_at, tied_groups
+from weightledger.registry.weights.payload import Payload
+
+SMALL_BYTES: Final = 64 << 10
+"""Up to here moving the bytes costs less than asking torch to copy a tensor."""
+
+
+@dataclass
+class Plan:
+    """A checked way from one layout into one target; good for as long as both stay what they are."""
+
+    fingerprint: str
+    cast_allowed: bool
+    objects: list[object]
+    live: Live
+    renamed: dict[str, str]
+    """Target name → snapshot name."""
+    scalars: dict[str, str]
+    """NumPy scalars of the target, which are replaced instead of written to → snapshot name."""
+    cast: tuple[str, ...]
+    groups: list[Group]
+    must_equal: list[tuple[str, Spec, Spec]]
+    """Places that must hold the same bytes, since the target keeps both in one tensor."""
+    overlaps: list[list[Write]]
+    """Targets that share some of their memory."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One target tensor and what is written to it."""
+
+    own: str
+    stored: str
+    spec: Spec
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tensors are copied: what one call may take together."""
+
+    flat: bool
+    """Whether the target is contiguous, so that rows are copied and no view of the source needs a shape."""
+    inference: bool
+    raw: bool
+    """Whether bytes are moved without torch, whose own cost a small tensor is more than that of its bytes."""
+
+
+@dataclass
+class Group:
+    """Tensors that are copied in one way."""
+
+    way: Way
+    places: list[int] = field(default_factory=list)
+    """Positions in the layout."""
+    tensors: list[Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    """What is written to: the tensors, or one-dimensional views of them."""
+    known: list[tuple[int, torch.Size, torch.dtype]] = field(default_factory=list)
+    """Address, shape and type of each tensor when it was checked."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Offset in the data and size of each tensor, bytes."""
+
+
+def make_plan(payload: Payload, target: object, cast: bool) -> Plan:
+    """Check a target against a snapshot's names, shapes and types.
+
+    Raises:
+        InvalidWeightsError: It does not fit; the text lists every problem.
+    """
+    live = look_at(target)
+    layout, by_name = payload.layout, payload.layout.by_name
+    stored = by_name.keys() | payload.values.keys()
+    renamed = align(live.all_names(), set(stored))
+    live.extras = {renamed[name]: part for name, part in live.extras.items()}
+
+    problems = list(live.problems)
+    problems += [text for name, text in live.optional_refused.items() if renamed[name] in stored]
+    missing = _missing_values(live, payload, renamed)
+    writes: list[Write] = []
+    must_equal: list[tuple[str, Spec, Spec]] = []
+    every = {**live.tensors, **live.optional}
+    for tied in tied_groups(every):
+        regular = [name for name in tied if live.extra_of(renamed[name]) is None]
+        present = [name for name in regular if renamed[name] in by_name]
+        if not present:
+            missing += [name for name in regular if name not in live.optional]
+            continue
+        problems += _fit(live, present, renamed, every[present[0]], by_name, cast)
+        first = by_name[renamed[present[0]]]
+        writes.append(Write(present[0], renamed[present[0]], first, every[present[0]]))
+        shown = " and ".join(repr(name) for name in present)
+        others = (by_name[renamed[name]] for name in present[1:])
+        must_equal += [(shown, first, other) for other in others if other is not first]
+    unexpected = stored - set(renamed.values())
+    unexpected -= {name for name in unexpected if live.extra_of(name) is not None}
+    problems += _absences(live, sorted(missing), sorted(unexpected), payload, renamed)
+    if problems:
+        fail(problems)
+
+    scalars = {
+        write.own: write.stored for write in writes if isinstance(live.numpy.get(write.own), np.generic)
+    }
+    writes = [write for write in writes if write.own not in scalars]
+    converted = sorted(write.own for write in writes if leaves.CODES[write.tensor.dtype] != write.spec.code)
+    return Plan(
+        layout.fingerprint,
+        cast,
+        identity(target),
+        live,
+        renamed,
+        scalars,
+        tuple(converted),
+        _grouped(writes, layout.specs),
+        must_equal,
+        _overlapping(writes),
+    )
+
+
+def _missing_values(live: Live, payload: Payload, renamed: dict[str, str]) -> list[str]:
+    stored = payload.layout.by_name.keys() | payload.values.keys()
+    plain = (name for name in live.values if live.extra_of(renamed[name]) is None)
+    missing = [name for name in plain if renamed[name] not in payload.values]
+    extras = (name for name in live.extras if not any(live.extra_of(one) == name for one in stored))
+    return missing + list(extras)
+
+
+def _fit(
+    live: Live, tied: list[str], renamed: dict[str, str], tensor: Tensor, by_name: dict[str, Spec], cast: bool
+) -> Iterator[str]:
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        yield f"{tied[0]!r} is an expanded view in the target, several elements of one memory: make it .contiguous()"
+    if tensor.is_conj() or tensor.is_neg():
+        yield f"{tied[0]!r} is a lazily conjugated or negated view in the target: resolve it first"
+    array = live.numpy.get(tied[0])
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        yield f"{tied[0]!r} is a read-only array in the target: pass a writable one"
+    elif isinstance(array, np.ndarray) and any(stride < 0 for stride in array.strides):
+        yield f"{tied[0]!r} is a reversed view of an array in the target: pass the array itself"
+    for name in tied:
+        spec = by_name[renamed[name]]
+        if tensor.shape != spec.shape:
+            yield f"{name!r} has the shape {tuple(tensor.shape)} in the target, {spec.shape} in the snapshot"
+        dtype = leaves.TORCH_DTYPES[spec.code]
+        if tensor.dtype != dtype and not (cast and _castable(dtype, tensor.dtype)):
+            how = "they cannot be converted" if cast else "cast=True converts it"
+            yield f"{name!r} has the dtype {tensor.dtype} in the target, {dtype} in the snapshot ({how})"
+
+
+def _castable(source: torch.dtype, target: torch.dtype) -> bool:
+    if source.is_complex and not target.is_complex:
+        return False
+    try:
+        torch.empty(1, dtype=target).copy_(torch.zeros(1, dtype=source))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _absences(
+    live: Live, missing: list[str], unexpected: list[str], payload: Payload, renamed: dict[str, str]
+) -> Iterator[str]:
+    for name in missing:
+        stored = renamed.get(name, name)
+        if name in live.tensors and stored in payload.values:
+            yield f"{name!r} is a tensor in the target, and a value in the snapshot"
+        elif name in live.values and stored in payload.layout.by_name:
+            yield f"{name!r} is a value in the target, and a tensor in the snapshot"
+        else:
+            yield f"{name!r} is missing in the snapshot"
+    for name in unexpected:
+        yield f"{name!r} is in the snapshot, but not in the target"
+    prefixes = _prefixes(missing, unexpected)
+    if prefixes:
+        yield f"(names differ by the prefix {' or '.join(map(repr, prefixes))}: save and restore the same level)"
+
+
+def _prefixes(missing: list[str], unexpected: list[str]) -> list[str]:
+    found: set[str] = set()
+    for longer, shorter in ((unexpected, set(missing)), (missing, set(unexpected))):
+        for name in longer:
+            at = name.find(".")
+            while at >= 0:
+                if name[at + 1 :] in shorter:
+                    found.add(name[: at + 1])
+                at = name.find(".", at + 1)
+    return sorted(found)[:3]
+
+
+def _overlapping(writes: list[Write]) -> list[list[Write]]:
+    spans = sorted(
+        ((str(write.tensor.device), write.tensor.data_ptr(), _end(write.tensor)), at)
+        for at, write in enumerate(writes)
+        if write.tensor.numel()
+    )
+    clusters: list[list[Write]] = []
+    device, reach = "", 0
+    for (where, start, end), at in spans:
+        if clusters and where == device and start < reach:
+            clusters[-1].append(writes[at])
+        else:
+            clusters.append([writes[at]])
+            reach = 0
+        device, reach = where, max(reach, end)
+    return [cluster for cluster in clusters if len(cluster) > 1]
+
+
+def _end(tensor: Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def check_content(plan: Plan, payload: Payload) -> None:
+    """Check what depends on the bytes, which a plan for the same layout cannot know."""
+    data = payload.buffer[payload.layout.data_start :]
+    problems = [
+        f"{shown} are one tensor in the target, and differ in the snapshot"
+        for shown, one, other in plan.must_equal
+        if one.code != other.code
+        or one.shape != other.shape
+        or not np.array_equal(data[one.start : one.end], data[other.start : other.end])
+    ]
+    problems += [text for cluster in plan.overlaps if (text := _torn(cluster, payload)) is not None]
+    if problems:
+        fail(problems)
+
+
+def _torn(cluster: list[Write], payload: Payload) -> str | None:
+    """Rehearse writes to shared memory aside, and tell whether a tensor would not hold its own values after all."""
+    shown = ", ".join(repr(write.own) for write in cluster)
+    low = min(write.tensor.data_ptr() for write in cluster)
+    stored = payload.tensors()
+    with torch.inference_mode(False), torch.no_grad():
+        scratch = torch.empty(max(_end(write.tensor) for write in cluster) - low, dtype=torch.uint8)
+        aside = []
+        for write in cluster:
+            tensor, item = write.tensor, write.tensor.element_size()
+            offset = tensor.data_ptr() - low
+            if offset % item:
+                return f"{shown} overlap in the target's memory without being aligned: give each memory of its own"
+            row = scratch[: scratch.numel() // item * item].view(tensor.dtype)
+            aside.append(row.as_strided(tensor.shape, tensor.stride(), offset // item))
+            aside[-1].copy_(stored[write.stored])
+        for write, rehearsed in zip(cluster, aside, strict=True):
+            wanted = stored[write.stored].to(rehearsed.dtype)
+            if not torch.equal(_row_of_bytes(rehearsed), _row_of_bytes(wanted)):
+                return f"{shown} overlap in the target's memory, and the snapshot differs in the part that they share"
+    return None
+
+
+def _row_of_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def fail(problems: list[str]) -> NoReturn:
+    """Raise the one error that lists all problems."""
+    listing = "\n  ".join(problems)
+    raise InvalidWeightsError(f"the snapshot does not fit the target; nothing was changed:\n  {listing}")
+
+
+def _grouped(writes: list[Write], specs: tuple[Spec, ...]) -> list[Group]:
+    place = {spec.name: at for at, spec in enumerate(specs)}
+    groups: dict[Way, Group] = {}
+    for write in sorted(writes, key=lambda one: place[one.spec.name]):
+        tensor, spec = write.tensor, write.spec
+        way = _way(tensor, spec)
+        group = groups.setdefault(way, Group(way))
+        group.places.append(place[spec.name])
+        group.tensors.append(tensor)
+        group.known.append((tensor.data_ptr(), tensor.shape, tensor.dtype))
+        group.spans.append((spec.start, spec.end - spec.start))
+        with torch.inference_mode(way.inference), torch.no_grad():
+            # A view has its tensor's version counter, so that autograd notices the write all the same.
+            group.rows.append(tensor.view(-1) if way.flat else tensor)
+    return list(groups.values())
+
+
+def _way(tensor: Tensor, spec: Spec) -> Way:
+    flat, inference = tensor.is_contiguous(), tensor.is_inference()
+    as_it_is = flat and tensor.device.type == "cpu" and leaves.CODES[tensor.dtype] == spec.code
+    return Way(flat, inference, as_it_is and not inference and spec.end - spec.start <= SMALL_BYTES)
+
+
+def still_good(plan: Plan | None, payload: Payload, target: object, cast: bool) -> Plan | None:
+    """Return the plan if neither layout nor target changed since it was made, else None."""
+    if plan is None or plan.cast_allowed != cast or plan.fingerprint != payload.layout.fingerprint:
+        return None
+    if not same(identity(target), plan.objects):
+        return None
+    for group in plan.groups:
+        for tensor, known in zip(group.tensors, group.known, strict=True):
+            # `p.data = …` keeps the object and replaces its memory.
+            if (
+                tensor.data_ptr(),
+                tensor.shape,
+                tensor.dtype,
+            ) != known or tensor.is_contiguous() != group.way.flat:
+                return None
+    return plan
+
+
+def same(one: list[object], other: list[object]) -> bool:
+    """Tell whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(_is, one, other))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -1,0 +1,78 @@
+"""Taking the same live weights apart again and again, without looking at every tensor anew.
+
+An unchanged model consists of the same objects over the same memory. As long as that is so, its names, ties, refusals
+and structure are what they were, and only its values have moved on. Whatever can say something new at each call (plain
+values, NumPy arrays, extra states, hooks on a state dict) is taken apart anew every time.
+"""
+
+from __future__ import annotations
+
+from operator import is_not
+
+import torch
+from torch import Tensor, nn
+
+from weightledger.registry.weights.codec import Content, flatten
+from weightledger.registry.weights.live import identity
+
+
+class Flattener:
+    """Remembers one content and the objects that it was found in."""
+
+    def __init__(self) -> None:
+        self._content: Content | None = None
+        self._objects: list[object] = []
+        self._memory: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]] = []
+
+    def flatten(self, weights: object, *, where: str = "weights") -> Content:
+        """Take weights apart, as `codec.flatten` does.
+
+        Raises:
+            InvalidWeightsError: something in them cannot be kept; names every such key and why.
+        """
+        objects = identity(weights)
+        if self._content is not None and self._unchanged(objects):
+            return self._content
+        content = flatten(weights, where=where)
+        self._content = content if _steady(weights, content, objects) else None
+        if self._content is not None:
+            self._objects = objects
+            self._memory = [_memory(tensor) for tensor in content.tensors.values()]
+        return content
+
+    def _unchanged(self, objects: list[object]) -> bool:
+        assert self._content is not None
+        if len(objects) != len(self._objects) or any(map(is_not, objects, self._objects)):
+            return False
+        # `p.data = …` keeps the object and replaces its memory. Compared one by one, since a list of ten thousand
+        # shapes would keep the garbage collector busy.
+        return all(
+            tensor.data_ptr() == place
+            and tensor.shape == shape
+            and tensor.stride() == stride
+            and tensor.dtype == dtype
+            for tensor, (place, shape, stride, dtype) in zip(
+                self._content.tensors.values(), self._memory, strict=True
+            )
+        )
+
+
+def _steady(weights: object, content: Content, objects: list[object]) -> bool:
+    if content.values or not {id(tensor) for tensor in content.tensors.values()} <= set(map(id, objects)):
+        return False
+    return not isinstance(weights, nn.Module) or not any(map(_speaks_for_itself, weights.modules()))
+
+
+def _speaks_for_itself(module: nn.Module) -> bool:
+    kind = type(module)
+    return bool(
+        module._state_dict_hooks
+        or module._state_dict_pre_hooks
+        or kind.state_dict is not nn.Module.state_dict
+        or kind._save_to_state_dict is not nn.Module._save_to_state_dict
+        or kind.get_extra_state is not nn.Module.get_extra_state
+    )
+
+
+def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
