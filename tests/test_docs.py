@@ -153,11 +153,16 @@ def test_a_page_fails_by_a_wrong_command_as_by_a_wrong_example(tmp_path: Path) -
     assert page_result(tmp_path, example.replace("[]", "['something']"))[0] == 1
 
 
-def test_programs_marked_short_run_to_their_end(tmp_path: Path) -> None:
-    for program in sorted((ROOT / "docs" / "examples").glob("*.py")):
-        if SHORT not in program.read_text(encoding="utf-8").splitlines():
-            continue
-        done = subprocess.run(
-            [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
-        )
-        assert done.returncode == 0, f"{program.name}: {done.stdout}{done.stderr}"
+def short_programs() -> list[Path]:
+    programs = sorted((ROOT / "docs" / "examples").glob("*.py"))
+    return [program for program in programs if SHORT in program.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("program", short_programs(), ids=lambda program: program.stem)
+def test_a_program_marked_short_runs_to_its_end(program: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=380, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
