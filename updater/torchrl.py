@@ -16,14 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.registry import Registry
 from weightledger.registry.log.ledger import Ref
-from weightledger.registry.log.staleness import staleness_of
 from weightledger.registry.records import Version
 from weightledger.updater.core import RayRemoteWeightUpdater
+from weightledger.updater.lineage_mask import lineage_mask
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.server import ServerWeights
@@ -315,47 +314,6 @@ class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
                 self._asked = {}
 
         collector.update_policy_weights_ = update_policy_weights_
-
-
-def lineage_mask(batch: Any, registry: Registry, *, key: Any = None) -> torch.Tensor:
-    """Tell which frames were produced by versions on the head's lineage, and not by a branch that was abandoned.
-
-    As in `Registry.staleness`, a version's content counts: after v16 restored v10, frames of v10 and v16 are in, those
-    of v11 to v15 are out. So are frames without a known version.
-
-    Args:
-        batch: a TensorDict of frames, or a tensor of their versions.
-        registry: of the policy whose versions these are.
-        key: where the batch has the versions; by default `("next", "policy_version")`, else `"policy_version"`.
-
-    Returns:
-        A bool tensor in the shape of the stamps.
-
-    Raises:
-        KeyError: the batch has no stamps.
-    """
-    stamps: Any = _stamps(batch, key) if isinstance(batch, TensorDictBase) else torch.as_tensor(batch)
-    if stamps.is_floating_point() or stamps.dtype == torch.bool:
-        raise TypeError(f"versions are whole numbers, found stamps of {stamps.dtype}")
-    found, places = stamps.unique(return_inverse=True)
-    numbers = found.tolist()
-    with registry.ledger.reading() as conn:
-        policy = registry.ledger.find_policy(conn)
-        stale = {} if policy is None else staleness_of(conn, policy, numbers)
-    on_lineage = [stale.get(number) is not None for number in numbers]
-    return torch.tensor(on_lineage, dtype=torch.bool, device=found.device)[places]
-
-
-def _stamps(batch: TensorDictBase, key: Any) -> Any:
-    keys = [("next", "policy_version"), "policy_version"] if key is None else [key]
-    for each in keys:
-        stamps = batch.get(each, None)
-        if stamps is not None:
-            return stamps
-    raise KeyError(
-        f"the batch has no stamps under {' or '.join(map(repr, keys))}; collect with "
-        "collector_kwargs={'track_policy_version': True} or post_collect_hook=StampBatches()"
-    )
 
 
 def _in_loop_of(collector: Any) -> bool:
