@@ -35,7 +35,7 @@ from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
 from weightledger.updater.server import Mark, ServerWeights, Shelf, mark_of
 from weightledger.updater.settling import Trouble
-from weightledger.updater.update import Request, Update
+from weightledger.updater.update import HeadMovedError, Request, Update
 
 if TYPE_CHECKING:
     from weightledger.updater.metrics import Observer
@@ -251,7 +251,7 @@ class RemoteWeightUpdaterBase(ABC):
             self._follow_head(request)
             if wait:
                 self._drain()
-                return self._run(request)
+                return self._run_on_head(request)
             if request.publish:
                 self._copy_now(request)
             return self._run_later(request)
@@ -621,6 +621,14 @@ class RemoteWeightUpdaterBase(ABC):
             if self._observer is not None:
                 self._observer.observe(self, report, time.perf_counter() - began)
             return report
+
+    def _run_on_head(self, request: Request) -> SyncReport:
+        """Run an update; a rollback that came between the look at the head and the lock is taken over, too."""
+        while True:
+            try:
+                return self._run(request)
+            except HeadMovedError:
+                self._follow_head(request)
 
     def _running_here(self) -> bool:
         return self._running._is_owned()  # type: ignore[attr-defined,no-any-return]

@@ -48,6 +48,10 @@ _REVIVAL_POLL = 0.1
 _WORKER_SHARE = 0.9
 
 
+class HeadMovedError(ConflictError):
+    """The head moved between the caller's look at it and the lock. Nothing was changed."""
+
+
 @dataclass
 class Request:
     """What the caller asked for."""
@@ -197,7 +201,7 @@ class Update:
         found = self._ledger.head_number(conn)
         expected = None if self._up.head is None else self._up.head.number
         if found != expected:
-            raise ConflictError(
+            raise HeadMovedError(
                 f"the head of policy {self._ledger.policy!r} moved from "
                 f"{'nothing' if expected is None else f'v{expected}'} to v{found} while weights were on their way; "
                 "they were not published. The next update looks at the new head first"

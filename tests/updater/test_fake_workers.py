@@ -16,6 +16,7 @@ from torch import nn
 from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
+from weightledger.updater.server import ServerWeights
 from weightledger.updater.testing import FakeWorkers, statuses
 
 Make = Callable[..., FakeWorkers]
@@ -351,3 +352,29 @@ def test_policies_of_workers_may_be_tensordicts_and_mappings(make: Make) -> None
 def test_a_fleet_of_nobody_publishes(make: Make) -> None:
     fleet = make(0)
     assert learn(fleet, 1.0) == {} and fleet.registry.head().number == 1
+
+
+class RolledBackMidway(FakeWorkers):
+    """Somebody else rolls back after the updater has looked at the head, and before it holds the lock."""
+
+    interfere = False
+
+    def _get_server_weights(self) -> ServerWeights:
+        if self.interfere:
+            self.interfere = False
+            with Registry.open(self.registry.location) as elsewhere:
+                elsewhere.rollback(1, reason="from elsewhere")
+        return super()._get_server_weights()
+
+
+def test_a_rollback_that_comes_at_the_last_moment_is_taken_over_and_not_an_error(tmp_path: Path) -> None:
+    with RolledBackMidway(constant(1.0), [constant(-1.0)], registry=Registry.open(tmp_path)) as fleet:
+        learn(fleet, 1.0)
+        learn(fleet, 2.0)
+        fleet.interfere = True
+        fleet.policy_weights.bias.data.fill_(3.0)
+        report = fleet.update_weights()
+        assert (report.adopted, report.published, report.version) == (True, False, 3)
+        assert value(fleet, 0) == 1.0
+        assert float(fleet.policy_weights.bias[0].item()) == 1.0
+        assert [version.restores for version in fleet.registry.versions()] == [None, None, 1]
