@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Engine
 
-from weightledger.registry.errors import NotFoundError
+from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
 from weightledger.registry.log import audit, schema, steering
 from weightledger.registry.log.engine import open_engine, use_write_ahead_log
 from weightledger.registry.log.ledger import Ledger, Ref
@@ -30,6 +31,8 @@ from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 if TYPE_CHECKING:
     from weightledger.registry.store.publishing import Publisher
     from weightledger.registry.weights.payload import Payload
+
+_OWN_FILES = ("registry.db", "registry.db-wal", "registry.db-shm", "registry.db-journal", "snapshots", "locks")
 
 
 class Registry:
@@ -79,11 +82,13 @@ class Registry:
 
         Raises:
             NotFoundError: nothing is there and `create` is off.
+            ValueError: the location is no folder's path (a URL), or the policy's name is none.
             SchemaError: the database is newer than the library, or older and `migrate` is off.
-            CorruptionError: the database file is damaged or is not a database.
+            CorruptionError: the database file is damaged, is no database, or is gone while its snapshots are there.
         """
         if not isinstance(policy, str) or not policy.strip() or len(policy) > 255 or not policy.isprintable():
             raise ValueError(f"a policy name is printable text of 1 to 255 characters, found {policy!r}")
+        _check_folder(location)
         folder = Path(os.path.abspath(Path(location).expanduser()))
         # The engine is made after its folder: made before, it would take itself for one that cannot write.
         uuid = schema.ensure(folder / "registry.db", create=create, migrate=migrate)
@@ -186,6 +191,7 @@ class Registry:
 
     def versions(self, limit: int | None = None) -> list[Version]:
         """Return stored and pruned versions, oldest first; with a limit the newest so many."""
+        _check_limit(limit)
         with self.ledger.reading() as conn:
             return self.ledger.versions(conn, limit)
 
@@ -227,7 +233,10 @@ class Registry:
             raise NotFoundError(
                 f"v{version.number} of policy {self.policy!r} has no extra state: it was published without extra="
             )
-        payload = inspection.read_payload(self.snapshots, file, f"the extra state of {self._name(version)}")
+        with self._reading(version):
+            payload = inspection.read_payload(
+                self.snapshots, file, f"the extra state of {self._name(version)}"
+            )
         return codec.rebuild(structure, payload.tensors(), payload.values)
 
     def restore(self, ref: Ref, into: Any, *, cast: bool = False) -> Version:
@@ -266,7 +275,8 @@ class Registry:
             version = self.ledger.usable(conn, ref, "load")
             file, _ = self.ledger.files_of(conn, version.number)
             structure, _ = self.ledger.structures_of(conn, version.number)
-        return inspection.read_payload(self.snapshots, file, self._name(version)), structure
+        with self._reading(version):
+            return inspection.read_payload(self.snapshots, file, self._name(version)), structure
 
     def export(self, ref: Ref, path: str | os.PathLike[str]) -> Path:
         """Write a version as a plain safetensors file that any reader loads; tied tensors under every name.
@@ -275,10 +285,12 @@ class Registry:
             NotFoundError: no such version, or its weights were pruned.
             CorruptionError: the stored file is missing or damaged.
             StorageError: the target cannot be written.
+            InUseError: the target is one of the registry's own files.
         """
         from weightledger.registry.weights.payload import write_plain
 
         target = Path(os.path.abspath(Path(path).expanduser()))
+        self._check_not_own(target)
         write_plain(self.payload(ref), target)
         return target
 
@@ -292,7 +304,8 @@ class Registry:
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "compare")
             file, _ = self.ledger.files_of(conn, version.number)
-        return inspection.read_hashes(self.snapshots, file, self._name(version))
+        with self._reading(version):
+            return inspection.read_hashes(self.snapshots, file, self._name(version))
 
     # ------------------------------------------------------------------ deciding
 
@@ -442,6 +455,7 @@ class Registry:
         """
         _check_aware("since", since)
         _check_aware("until", until)
+        _check_limit(limit)
         with self.ledger.reading() as conn:
             number = None if version is None else self.ledger.resolve(conn, version).number
             policy = self.ledger.find_policy(conn)
@@ -477,20 +491,26 @@ class Registry:
         *,
         kind: str | None = None,
         worker: str | None = None,
-        version: int | None = None,
+        version: Ref | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
     ) -> list[Event]:
-        """Return the journal, oldest first; with a limit the newest so many."""
+        """Return the journal, oldest first; with a limit the newest so many.
+
+        Raises:
+            NotFoundError: no such version.
+        """
         _check_aware("since", since)
         _check_aware("until", until)
+        _check_limit(limit)
         with self.ledger.reading() as conn:
+            number = None if version is None else self.ledger.resolve(conn, version).number
             policy = self.ledger.find_policy(conn)
             if policy is None:
                 return []
             return audit.events(
-                conn, policy, kind=kind, worker=worker, version=version, since=since, until=until, limit=limit
+                conn, policy, kind=kind, worker=worker, version=number, since=since, until=until, limit=limit
             )
 
     # ------------------------------------------------------------------ keeping
@@ -530,6 +550,7 @@ class Registry:
 
         Raises:
             ValueError: a rule that keeps nothing, or no rule at all.
+            NotFoundError: no stored version has the metric that `keep_best` names. Nothing was pruned.
         """
         report, undeleted = prune(
             self.ledger,
@@ -549,14 +570,57 @@ class Registry:
 
     # ------------------------------------------------------------------ helpers
 
+    @contextmanager
+    def _reading(self, version: Version) -> Iterator[None]:
+        """Read a version's files; one that is pruned meanwhile is not found, which is no corruption."""
+        try:
+            yield
+        except CorruptionError:
+            with self.ledger.reading() as conn:
+                self.ledger.usable(conn, version, "load")
+            raise
+
     def _name(self, version: Version) -> str:
         return f"v{version.number} of policy {self.policy!r}"
+
+    def _check_not_own(self, target: Path) -> None:
+        # What stands there is replaced, and without these files the registry is lost.
+        inside = os.path.relpath(os.path.realpath(target), os.path.realpath(self.location))
+        if inside.split(os.sep)[0] in _OWN_FILES:
+            raise InUseError(
+                f"{target} is one of the registry's own files; nothing was written. Choose another path"
+            )
 
 
 def _reopen(kind: type[Registry], location: str, policy: str) -> Registry:
     return kind.open(location, policy=policy, create=False)
 
 
+def _check_folder(location: object) -> None:
+    if isinstance(location, str) and (not location or "://" in location):
+        raise ValueError(
+            f"expected the path of a folder as a registry's location, found {location!r}; "
+            "databases and object stores with a URL are not supported yet"
+        )
+
+
 def _check_aware(name: str, moment: datetime | None) -> None:
-    if moment is not None and moment.tzinfo is None:
+    if moment is None:
+        return
+    if not isinstance(moment, datetime):
+        raise TypeError(f"{name} must be a timezone-aware datetime, found {type(moment).__name__} {moment!r}")
+    if moment.tzinfo is None:
         raise ValueError(f"{name} must be a timezone-aware datetime, found the naive {moment!r}")
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{name} must be a time that UTC can hold, found {moment!r}") from None
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is None:
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise TypeError(f"limit must be a whole number, found {type(limit).__name__} {limit!r}")
+    if limit < 0:
+        raise ValueError(f"limit must not be negative, found {limit}")

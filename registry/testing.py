@@ -47,6 +47,7 @@ class SnapshotStoreTests:
         assert store.read(uri).tobytes() == _SMALL
         assert self.make_store(tmp_path).read(uri).tobytes() == _SMALL
         assert store.size(uri) == len(_SMALL)
+        assert uri in store.where(uri)
         assert store.uris() == [uri]
         assert store.leftovers() == []
 

@@ -34,8 +34,9 @@ from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
 from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
 from weightledger.updater.server import Mark, ServerWeights, Shelf, mark_of
+from weightledger.updater.serving import HeadMovedError, Request
 from weightledger.updater.settling import Trouble
-from weightledger.updater.update import HeadMovedError, Request, Update
+from weightledger.updater.update import Update
 
 if TYPE_CHECKING:
     from weightledger.updater.metrics import Observer

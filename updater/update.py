@@ -7,28 +7,24 @@ Nobody waits longer than the update's timeout, however many workers are silent.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
-from weightledger.registry.errors import ConflictError
 from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.audit import resolve_target
 from weightledger.registry.log.fleet import Settlement
 from weightledger.registry.records import Pin
-from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication
-from weightledger.registry.weights import codec
-from weightledger.registry.weights.payload import Packer, Payload
 from weightledger.updater.plan import Action, Known, Situation, Target, decide, refused_tensors
 from weightledger.updater.push import Receipt
 from weightledger.updater.reports import Status, SyncReport, WorkerOutcome
 from weightledger.updater.seats import Flight, Seat, stretch_of
 from weightledger.updater.server import Mark, ServerWeights
+from weightledger.updater.serving import Request, Serving
 from weightledger.updater.settling import (
     Reading,
     Trouble,
@@ -46,29 +42,6 @@ _GRACE = 0.25
 _REVIVAL_POLL = 0.1
 # The part of the time left that a worker may wait for its own `acting` blocks.
 _WORKER_SHARE = 0.9
-
-
-class HeadMovedError(ConflictError):
-    """The head moved between the caller's look at it and the lock. Nothing was changed."""
-
-
-@dataclass
-class Request:
-    """What the caller asked for."""
-
-    ids: Sequence[int]
-    publish: bool = False
-    weights: Any = None
-    """Weights to publish in place of the live ones."""
-    draft: Draft | None = None
-    """A copy made in the caller's thread already."""
-    version: Mark | None = None
-    """Bring the workers to this version once, whatever their targets are."""
-    forced: bool = False
-    resend: bool = False
-    adopted: bool = False
-    about: dict[str, Any] = field(default_factory=dict)
-    """Step, metrics, metadata and message of the version."""
 
 
 @dataclass
@@ -93,9 +66,7 @@ class Update:
         self.request = request
         self._deadline = time.monotonic() + updater.timeout
         self._stack = ExitStack()
-        self._draft: Draft | None = None
-        self._publication: Publication | None = None
-        self._failure: BaseException | None = None
+        self._serving = Serving(updater, request, self._stack)
         self._head: Mark | None = None
         self._pins: list[Pin] = []
         self._pinned: dict[int, Mark] = {}
@@ -116,25 +87,29 @@ class Update:
                     self._accept(self._up._get_server_weights())
                 self._bring_all()
             except BaseException as error:
-                self._abandon(error)
+                self._serving.abandon(error)
                 raise
-        if self._failure is not None:
-            raise self._failure
+        if self._serving.failure is not None:
+            raise self._serving.failure
         return self.report()
 
     def run_publish(self, weights: Any) -> ServerWeights:
         """Only publish, and wait until that is durable."""
         with self._stack:
             try:
-                server = self.publish(weights)
+                server = self._serving.publish(weights)
                 self._accept(server)
                 self._bring_all()
             except BaseException as error:
-                self._abandon(error)
+                self._serving.abandon(error)
                 raise
-        if self._failure is not None:
-            raise self._failure
+        if self._serving.failure is not None:
+            raise self._serving.failure
         return server
+
+    def publish(self, weights: Any) -> ServerWeights:
+        """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
+        return self._serving.publish(weights)
 
     def _accept(self, server: ServerWeights) -> None:
         self._head = server.mark
@@ -146,108 +121,9 @@ class Update:
         return SyncReport(
             version=None if shown is None else shown.number,
             workers={key: self._outcomes[key] for key in self.request.ids},
-            published=self._publication is not None,
+            published=self._serving.publication is not None,
             adopted=self.request.adopted,
         )
-
-    # ------------------------------------------------------------------ publishing
-
-    def publish(self, weights: Any) -> ServerWeights:
-        """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
-        draft = self.request.draft
-        if draft is None:
-            draft = self._up._draft(weights, self.request.about)
-        if draft is None:
-            return self._serve_head()
-        self._draft = draft
-        self._stack.callback(draft.release)
-        publisher = self._registry.publisher
-        lock = self._stack.enter_context(ExitStack())
-        lock.enter_context(publisher.lock())
-        publication = publisher.begin(draft)
-        try:
-            spread = (
-                _Aside(self._up._distribute, draft.weights.payload) if self._worth_a_thread(draft) else None
-            )
-            publication.hash()
-            with self._ledger.reading() as conn:
-                self._check_head(conn)
-                number = self._ledger.next_number(conn)
-                publication.find_equal(conn)
-            head = self._up.head
-            if head is not None and publication.digest == head.digest:
-                publication.fail(ConflictError("the content is the head's already"))
-                lock.close()
-                return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
-            self._publication = publication
-            self._lock = lock
-            server = self._outfit(
-                number,
-                publication.digest,
-                publication.nonfinite,
-                draft.weights.payload,
-                draft.weights.structure,
-                spread,
-            )
-        except BaseException as error:
-            publication.fail(error)
-            raise
-        self._up.shelf.put(server)
-        return server
-
-    def _check_head(self, conn: Connection) -> None:
-        # Takeovers drain what is in flight first, so the head that the updater knows is the one that the weights were
-        # trained from, plus this updater's own publishes.
-        found = self._ledger.head_number(conn)
-        expected = None if self._up.head is None else self._up.head.number
-        if found != expected:
-            raise HeadMovedError(
-                f"the head of policy {self._ledger.policy!r} moved from "
-                f"{'nothing' if expected is None else f'v{expected}'} to v{found} while weights were on their way; "
-                "they were not published. The next update looks at the new head first"
-            )
-
-    def _worth_a_thread(self, draft: Draft) -> bool:
-        return draft.weights.payload.buffer.nbytes >= INLINE_BYTES and not self._up.maps_weights
-
-    def _serve_head(self) -> ServerWeights:
-        head = self._up.head
-        assert head is not None
-        return self._serve_version(head)
-
-    def _serve_version(self, version: Mark) -> ServerWeights:
-        found = self._up.shelf.find(version.digest)
-        if found is not None:
-            return replace(found, version=version.number)
-        payload, structure = self._up._read(version.number, version.digest)
-        return self._serve(version, payload, structure, None)
-
-    def _serve(
-        self, version: Mark, payload: Payload, structure: dict[str, Any], spread: _Aside | None
-    ) -> ServerWeights:
-        server = self._outfit(version.number, version.digest, version.nonfinite, payload, structure, spread)
-        self._up.shelf.put(server)
-        return server
-
-    def _outfit(
-        self,
-        number: int,
-        digest: str,
-        nonfinite: tuple[str, ...],
-        payload: Payload,
-        structure: dict[str, Any],
-        spread: _Aside | None,
-    ) -> ServerWeights:
-        sent = digest
-        if self._up.maps_weights:
-            weights = codec.rebuild(structure, payload.tensors(), payload.values)
-            # Packed whatever it returns: it may have written into what it was given.
-            content = codec.flatten(self._up._maybe_map_weights(weights), where="mapped weights")
-            payload = Packer().pack(content, policy=self._ledger.policy, step=None)
-            payload.hash()
-            structure, sent = content.structure, payload.digest
-        handle = self._up._distribute(payload) if spread is None else spread.result()
-        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
 
     # ------------------------------------------------------------------ planning
 
@@ -266,7 +142,7 @@ class Update:
         leaving = [work for work in works if work.action in ("push", "relabel")]
         order = self._commit_intentions(leaving, vanished)
         self._send(leaving, order)
-        self._make_durable()
+        self._serving.make_durable()
         self._outstanding = {
             work.seat.id: work for work in works if work.action in ("push", "relabel", "wait")
         }
@@ -343,19 +219,17 @@ class Update:
         if target.version not in self._ready:
             with self._ledger.reading() as conn:
                 mark = self._up._mark(conn, target.version)
-            self._ready[target.version] = self._serve_version(mark)
+            self._ready[target.version] = self._serving.serve(mark)
         return self._ready[target.version]
 
     # ------------------------------------------------------------------ intentions and pushes
 
     def _commit_intentions(self, works: Sequence[_Work], vanished: Sequence[Settlement]) -> int:
-        opening = self._publication is not None and not self._publication.number
+        opening = self._serving.must_open()
         if not (works or vanished or opening):
             return 0
         with self._ledger.writing() as conn:
-            if opening:
-                assert self._publication is not None
-                self._publication.open(conn)
+            self._serving.open(conn)
             fleet.settle(self._ledger, conn, vanished)
             return self._intend(conn, works)
 
@@ -392,22 +266,10 @@ class Update:
             except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
                 flight.handle = self._up._explain(seat, error)
 
-    def _make_durable(self) -> None:
-        """Finish the file while workers pull. A failure is raised once the receipts were taken."""
-        if self._publication is None:
-            return
-        try:
-            self._publication.store()
-        except Exception as error:  # noqa: BLE001 - raised once the receipts were taken
-            self._failure = error
-        # The bytes are in the file and with the transport: the next copy may use the buffer.
-        assert self._draft is not None
-        self._draft.release()
-
     # ------------------------------------------------------------------ receipts
 
     def _await(self) -> None:
-        unclosed = self._publication is not None
+        unclosed = self._serving.publication is not None
         while self._outstanding or self._reviving or unclosed:
             left = self._deadline - time.monotonic()
             patience = left
@@ -474,10 +336,10 @@ class Update:
             fleet.settle(self._ledger, conn, earlier)
             fleet.settle(self._ledger, conn, settlements)
             if unclosed:
-                self._close(conn)
+                self._serving.close(conn)
             order = self._intend(conn, again)
         if unclosed:
-            self._closed()
+            self._serving.closed()
         self._send(again, order)
         self._outstanding.update({work.seat.id: work for work in again})
 
@@ -492,7 +354,7 @@ class Update:
             if found is not None and found.handle is server.handle:
                 self._up.shelf.drop(server.digest)
         # While the version is being stored there is no file to read yet: the next update sends it.
-        storing = self._publication is not None and self._publication.number == work.target.version
+        storing = self._serving.is_storing(work.target.version)
         again = not work.reread and not storing
         work.reread = True
         return again
@@ -570,24 +432,6 @@ class Update:
         )
         return reading.settlement
 
-    def _close(self, conn: Connection) -> None:
-        assert self._publication is not None
-        if self._failure is None:
-            self._publication.close(conn)
-
-    def _closed(self) -> None:
-        """The version is the head now, or was lost; either way others may write again."""
-        assert self._publication is not None
-        if self._failure is not None:
-            self._publication.fail(self._failure)
-        else:
-            self._up._saw_own(self._publication)
-        self._lock.close()
-
-    def _abandon(self, error: BaseException) -> None:
-        if self._publication is not None:
-            self._publication.fail(error)
-
     # ------------------------------------------------------------------ outcomes
 
     def _report_standing(self, works: Iterable[_Work]) -> None:
@@ -625,27 +469,3 @@ class Update:
             error=error,
             seconds=seconds,
         )
-
-
-class _Aside:
-    """Runs one call in a thread of its own and hands its result over."""
-
-    def __init__(self, call: Callable[[Payload], Any], payload: Payload) -> None:
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(call, payload), name="weightledger-distribute", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self, call: Callable[[Payload], Any], payload: Payload) -> None:
-        try:
-            self._result = call(payload)
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
-            self._error = error
-
-    def result(self) -> Any:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result

@@ -263,7 +263,8 @@ class Ledger:
         """
         policy = self.find_policy(conn)
         found = None
-        if policy is not None:
+        # A larger number than a row can have would be the driver's error, not ours.
+        if policy is not None and 0 < number < 2**63:
             found = conn.execute(_VERSION, {"policy": policy.id, "number": number}).first()
         if policy is None or found is None:
             raise NotFoundError(self._no_such_version(conn, number))
@@ -271,8 +272,6 @@ class Ledger:
 
     def versions(self, conn: Connection, limit: int | None = None) -> list[Version]:
         """Return stored and pruned versions, oldest first; with a limit the newest so many."""
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit must not be negative, found {limit}")
         policy = self.find_policy(conn)
         if policy is None:
             return []
@@ -538,7 +537,7 @@ def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def check_name(what: str, name: str) -> None:
     if not isinstance(name, str) or not name.strip() or len(name) > 255 or not name.isprintable():
-        raise ValueError(f"a {what} name is printable text of 1 to 255 characters, found {name!r}")
+        raise ValueError(f"expected printable text of 1 to 255 characters as {what} name, found {name!r}")
 
 
 def check_text(what: str, text: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, Select, String, column, func, insert, select, table
 
-from weightledger.registry.errors import InUseError, NotFoundError, SchemaError, StorageError
+from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError, SchemaError, StorageError
 from weightledger.registry.log import engine as database
 from weightledger.registry.log.models import About
 from weightledger.registry.log.runs import file_lock
@@ -66,7 +66,7 @@ def ensure(target: Engine | Path, *, create: bool, migrate: bool) -> str:
         SchemaError: It was written by a newer version of the library, by another program, or by an older version
             and `migrate` is off.
 
-        CorruptionError: The file is damaged, or no database.
+        CorruptionError: The file is damaged, or no database, or lost while its snapshots are there.
 
         InUseError: Another process is making or upgrading it for longer than `LOCK_SECONDS`.
     """
@@ -86,6 +86,7 @@ def ensure(target: Engine | Path, *, create: bool, migrate: bool) -> str:
             # Somebody else may have done it since the first look.
             identity = _identity(engine) if path.exists() else None
             if identity is None:
+                _refuse_lost(path)
                 _make_file(path)
                 _refuse(engine, create=create, migrate=migrate)
                 identity = _upgrade(engine)
@@ -165,6 +166,18 @@ def _refuse(engine: Engine, *, create: bool, migrate: bool) -> None:
         raise SchemaError(
             f"{path}: expected revision {HEAD}, found the older {found}. Nothing was written. "
             "Run `weightledger upgrade` on it first."
+        )
+
+
+def _refuse_lost(path: Path) -> None:
+    """Raise if there is no log, but what it told of: a new one would begin at version 1 again."""
+    snapshots = path.parent / "snapshots"
+    count = sum(1 for _ in snapshots.glob("*.safetensors")) if snapshots.is_dir() else 0
+    if count:
+        raise CorruptionError(
+            f"{path}: expected the log of the {count} snapshot files beside it, found "
+            f"{'an empty file' if path.exists() else 'no file'}. Nothing was written. "
+            "Put the database back from a backup, or choose another folder."
         )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, or_, select
 
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.log.ledger import FileEntry, Ledger, Ref
-from weightledger.registry.log.models import Snapshot, VersionRow
+from weightledger.registry.log.models import Policy, Snapshot, VersionRow
 from weightledger.registry.log.runs import file_tag, policy_is_locked
 from weightledger.registry.records import Fault, FaultKind
 from weightledger.registry.store.snapshots import SnapshotStore
@@ -20,6 +20,8 @@ from weightledger.registry.store.snapshots import SnapshotStore
 if TYPE_CHECKING:
     from weightledger.registry.weights.arrays import Bytes
     from weightledger.registry.weights.payload import Payload
+
+_LEFT = "a file that a dead writer left; it goes at the next open"
 
 
 def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes | None = None) -> Payload:
@@ -34,7 +36,7 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes |
     """
     from weightledger.registry.weights.payload import parse
 
-    named = f"{what} ({file.uri})"
+    named = f"{what} ({store.where(file.uri)})"
     try:
         data = store.read(file.uri, into)
     except CorruptionError as error:
@@ -63,7 +65,7 @@ def read_hashes(store: SnapshotStore, file: FileEntry, what: str) -> dict[str, s
         hashes = json.loads(header["__metadata__"]["weightledger.hashes"])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
-            f"the header of {what} ({file.uri}) is damaged: {error}; restore it from a backup"
+            f"the header of {what} ({store.where(file.uri)}) is damaged: {error}; restore it from a backup"
         ) from error
     return dict(sorted(hashes.items()))
 
@@ -90,13 +92,14 @@ def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Ref | None) 
             # Listed before asking the rows: a file whose row is younger than the list is not in it.
             present = store.uris()
             known = set(conn.scalars(select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)))
-            known |= _being_written(conn)
+            unfinished = _unfinished(conn)
+        dead = _without_writer(ledger, folder, unfinished)
         faults += [
-            Fault("stray", uri, (), "no version names this file; it can be deleted")
-            for uri in sorted(set(present) - known)
+            Fault("stray", uri, (), _LEFT if uri in dead else "no version names this file; it can be deleted")
+            for uri in sorted(set(present) - known - (unfinished.keys() - dead))
         ]
         faults += [
-            Fault("stray", file_id, (), "a temporary file that a dead writer left; it goes at the next open")
+            Fault("stray", file_id, (), _LEFT)
             for file_id in _abandoned(ledger, store, folder)
         ]
     return faults
@@ -162,16 +165,29 @@ def _stored_files(ledger: Ledger, conn: Connection, number: int | None) -> Itera
         yield _Stored(file, tuple(versions[key]))
 
 
-def _being_written(conn: Connection) -> set[str]:
+def _without_writer(ledger: Ledger, folder: Path, unfinished: Mapping[str, str]) -> set[str]:
+    """Return those unfinished files whose writer is dead."""
+    if not unfinished:
+        return set()
+    free = {policy for policy in unfinished.values() if not policy_is_locked(folder, policy)}
+    # A writer keeps the lock until its row is settled, so a row that outlives a free lock has none.
+    with ledger.reading() as conn:
+        still = _unfinished(conn)
+    return {uri for uri, policy in unfinished.items() if policy in free and uri in still}
+
+
+def _unfinished(conn: Connection) -> dict[str, str]:
+    """Return the files of versions that are not stored yet, and their policies."""
     query = (
-        select(Snapshot.uri)
+        select(Snapshot.uri, Policy.name)
         .join(
             VersionRow,
             or_(VersionRow.snapshot_id == Snapshot.id, VersionRow.extra_snapshot_id == Snapshot.id),
         )
+        .join(Policy, Policy.id == VersionRow.policy_id)
         .where(VersionRow.state == "writing")
     )
-    return set(conn.scalars(query))
+    return {uri: policy for uri, policy in conn.execute(query)}
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:

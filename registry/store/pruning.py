@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, select, update
 
-from weightledger.registry.errors import StorageError
+from weightledger.registry.errors import NotFoundError, StorageError
 from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.models import HoldingRow, Snapshot, VersionRow, Worker
 from weightledger.registry.records import PruneReport, Version
@@ -44,6 +44,8 @@ def prune(
             keep_every=keep_every,
             keep_best=keep_best,
         )
+        if keep_best is not None and candidates:
+            _check_recorded(ledger, conn, candidates, keep_best[0])
         files, elsewhere = ledger.files_by_number(conn), _named_elsewhere(ledger, conn)
         for version in versions:
             if files[version.number][0] in elsewhere:
@@ -59,6 +61,17 @@ def prune(
             ledger.event(conn, "prune", details={"versions": [version.number for version in going]})
             report = PruneReport([replace(each, state="pruned", stored=False) for each in going], kept)
     return report, _delete_marked(ledger, store)
+
+
+def _check_recorded(
+    ledger: Ledger, conn: Connection, candidates: Iterable[retention.Candidate], metric: str
+) -> None:
+    # A name that no version has would protect nothing: a slip of the pen must not cost the best weights.
+    if not any(metric in each.metrics for each in candidates):
+        raise NotFoundError(
+            f"prune: keep_best names {metric!r}, which no stored version of policy {ledger.policy!r} has; "
+            f"nothing was pruned{ledger.metric_names(conn)}"
+        )
 
 
 def _candidates(ledger: Ledger, conn: Connection) -> tuple[list[retention.Candidate], list[Version]]:

@@ -406,6 +406,10 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         InvalidWeightsError: a key is no text, or a value is none that can be kept.
     """
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidWeightsError(
+            f"metadata must map names to values, found {type(metadata).__name__} {metadata!r}"
+        )
     for key in metadata or {}:
         if not isinstance(key, str):
             raise InvalidWeightsError(f"metadata keys are text, found {type(key).__name__} {key!r}")

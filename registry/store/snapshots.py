@@ -97,6 +97,10 @@ class SnapshotStore(Protocol):
         """Return the size in bytes of a committed file, or None when there is none."""
         ...
 
+    def where(self, uri: str) -> str:
+        """Say where a committed file is, so that whoever reads an error finds it."""
+        ...
+
     def delete(self, uri: str) -> None:
         """Remove a committed file; one that is not there is no error.
 
@@ -145,18 +149,18 @@ class LocalSnapshots:
         with self._opened(uri) as fd:
             size = os.fstat(fd).st_size
             if into is not None and into.nbytes != size:
-                raise CorruptionError(f"snapshot file {uri}: expected {into.nbytes} bytes, found {size}")
+                raise CorruptionError(f"{self._path(uri)}: expected {into.nbytes} bytes, found {size}")
             target = page_buffer(size) if into is None else into
-            _fill(fd, target.data, uri)
+            _fill(fd, target.data, self._path(uri))
         return target
 
     def read_header(self, uri: str) -> bytes:
         """Read the JSON header of a file without its data."""
         with self._opened(uri) as fd:
             prefix = os.pread(fd, LENGTH_BYTES, 0)
-            length = header_bytes(prefix, os.fstat(fd).st_size, f"snapshot file {uri}")
+            length = header_bytes(prefix, os.fstat(fd).st_size, str(self._path(uri)))
             header = bytearray(LENGTH_BYTES + length)
-            _fill(fd, memoryview(header), uri)
+            _fill(fd, memoryview(header), self._path(uri))
         return bytes(header[LENGTH_BYTES:])
 
     def size(self, uri: str) -> int | None:
@@ -167,6 +171,10 @@ class LocalSnapshots:
             return None
         except OSError as error:
             raise StorageError(f"{self._path(uri)} cannot be looked at: {error}") from error
+
+    def where(self, uri: str) -> str:
+        """Return the path of a committed file."""
+        return str(self._path(uri))
 
     def delete(self, uri: str) -> None:
         """Remove a committed file; readers that have it open keep it."""
@@ -213,7 +221,7 @@ class LocalSnapshots:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise CorruptionError(
-                f"snapshot file {path} is missing: restore it from a backup, or go back to another version"
+                f"{path} is missing: restore it from a backup, or go back to another version"
             ) from error
         except OSError as error:
             raise StorageError(f"{path} cannot be opened: {error}") from error
@@ -330,13 +338,13 @@ def _write(fd: int, view: memoryview, offset: int) -> None:
         done += os.pwrite(fd, view[done : done + _CHUNK], offset + done)
 
 
-def _fill(fd: int, view: memoryview, uri: str) -> None:
+def _fill(fd: int, view: memoryview, path: Path) -> None:
     done = 0
     while done < view.nbytes:
         got = os.preadv(fd, [view[done : done + _CHUNK]], done)
         if got == 0:
             raise CorruptionError(
-                f"snapshot file {uri} was cut short while it was read: {done} of {view.nbytes} bytes"
+                f"{path} was cut short while it was read: {done} of {view.nbytes} bytes"
             )
         done += got
 

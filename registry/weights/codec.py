@@ -75,7 +75,9 @@ def flatten(weights: object, *, where: str = "weights") -> Content:
         return _flatten(weights.state_dict(keep_vars=True), "module", where)
     if isinstance(weights, Mapping):
         return _flatten(weights, "mapping", where)
-    hint = ": pass its .state_dict()" if hasattr(weights, "state_dict") else ""
+    # The state dict of a tensorclass would lack its text.
+    way = ".to_tensordict()" if _is_collection(weights) else ".state_dict()"
+    hint = f": pass its {way}" if hasattr(weights, "state_dict") else ""
     raise InvalidWeightsError(
         f"{where}: expected a module, TensorDict or mapping, found {_type(weights)}{hint}"
     )

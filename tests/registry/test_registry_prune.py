@@ -20,12 +20,14 @@ from tests.registry.helpers import (
     file_of,
     files,
     hold,
+    in_child,
     numbers,
     publish_many,
     value_of,
     weights,
 )
 from weightledger.registry import NotFoundError, Registry
+from weightledger.registry.store import snapshots
 from weightledger.registry.store.snapshots import LocalSnapshots
 
 
@@ -151,6 +153,45 @@ def _hold_and_die(folder: Path) -> None:
     hold(Registry.open(folder), "orphan", 6)
 
 
+def _prune_all_but_the_head(folder: Path) -> None:
+    with Registry.open(folder) as registry:
+        registry.prune(keep_last=1)
+
+
+def test_a_load_that_has_begun_ends_though_its_version_is_pruned(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CK-06: another process prunes between the opening of the file and the reading of it."""
+    publish_many(registry, 2)
+    fill = snapshots._fill
+
+    def late(*arguments: Any) -> None:
+        in_child(_prune_all_but_the_head, registry.location)
+        fill(*arguments)
+
+    monkeypatch.setattr(snapshots, "_fill", late)
+    assert value_of(registry.load(1)) == 1
+    assert stored(registry) == [2] and len(files(registry)) == 1
+
+
+@pytest.mark.parametrize("call", ["load", "load_extra", "tensor_hashes", "payload"])
+def test_a_load_that_comes_too_late_says_that_its_version_was_pruned(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """CK-06, neighbour: pruned between the look at the row and the opening of the file, which is no damage."""
+    registry.publish(weights(1), extra={"m": torch.ones(2)})
+    registry.publish(weights(2))
+    opened = LocalSnapshots._opened
+
+    def late(store: LocalSnapshots, uri: str) -> Any:
+        in_child(_prune_all_but_the_head, registry.location)
+        return opened(store, uri)
+
+    monkeypatch.setattr(LocalSnapshots, "_opened", late)
+    with pytest.raises(NotFoundError, match=r"v1 .*pruned.*nearest kept versions are.*2"):
+        getattr(registry, call)(1)
+
+
 def test_a_file_that_a_kept_version_shares_stays(registry: Registry) -> None:
     registry.publish(weights(1))
     registry.publish(weights(2))
@@ -264,7 +305,6 @@ def test_a_failed_publish_under_keep_one_leaves_the_old_version(
 ) -> None:
     """CK-12."""
     from weightledger.registry import StorageError
-    from weightledger.registry.store import snapshots
 
     registry.publish(weights(1))
     with monkeypatch.context() as patch:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.registry.helpers import extra_file_of, file_of, files, publish_many, weights
+from tests.registry.helpers import exit_code_of, extra_file_of, file_of, files, publish_many, weights
 from weightledger.registry import NotFoundError, Registry
+from weightledger.registry.records import Fault
+from weightledger.registry.store.snapshots import LocalWriter
 
 
 @pytest.fixture
@@ -51,6 +54,47 @@ def test_every_fault_is_told_with_its_kind_and_its_versions(registry: Registry) 
     }
     assert all(fault.detail for fault in registry.verify())
     assert files(registry) == before and registry.get(1).stored, "nothing was changed"
+
+
+def _die_before_the_row_is_stored(folder: Path) -> None:
+    commit = LocalWriter.commit
+
+    def die(writer: LocalWriter, name: str) -> str:
+        commit(writer, name)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalWriter, "commit", die)
+        Registry.open(folder).publish(weights(2))
+
+
+def test_a_file_of_a_dead_writer_is_a_stray_until_the_next_open(registry: Registry) -> None:
+    """CK-01 (b), seen by a reader that was open before the writer died."""
+    publish_many(registry, 1)
+    assert exit_code_of(_die_before_the_row_is_stored, registry.location) == -signal.SIGKILL
+    (fault,) = registry.verify()
+    assert (fault.kind, fault.versions) == ("stray", ()) and "next open" in fault.detail
+    assert registry.head().number == 1
+    with Registry.open(registry.location) as after:
+        assert after.verify() == [] and len(files(after)) == 1
+
+
+def test_a_file_of_a_living_writer_is_no_stray(registry: Registry) -> None:
+    """CK-01, neighbour: the file has its name, the row is not stored yet."""
+    publish_many(registry, 1)
+    found: list[Fault] = []
+    commit = LocalWriter.commit
+
+    def look(writer: LocalWriter, name: str) -> str:
+        uri = commit(writer, name)
+        found.extend(registry.verify())
+        return uri
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalWriter, "commit", look)
+        registry.publish(weights(2))
+    assert found == [] and len(files(registry)) == 2
 
 
 def test_one_version_is_verified_alone(registry: Registry) -> None:

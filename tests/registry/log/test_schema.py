@@ -18,7 +18,7 @@ from sqlalchemy import text
 
 import weightledger.migrations
 from tests.registry.rows import Rows, identity, row_counts, run_python
-from weightledger.registry.errors import InUseError, NotFoundError, SchemaError
+from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError, SchemaError
 from weightledger.registry.log import schema
 from weightledger.registry.log.engine import open_engine, reading, writing
 from weightledger.registry.log.runs import file_lock
@@ -195,6 +195,27 @@ def test_an_empty_file_is_completed_but_not_by_those_who_only_look(tmp_path: Pat
     assert path.read_bytes() == b""
     made = schema.ensure(path, create=True, migrate=True)
     assert schema.ensure(path, create=False, migrate=False) == made
+
+
+@pytest.mark.parametrize("empty", [True, False], ids=["empty", "gone"])
+def test_a_lost_log_is_not_replaced_while_its_snapshots_are_there(tmp_path: Path, empty: bool) -> None:
+    """SQL-16, neighbour: cut to nothing, or deleted; a new log would begin at version 1 again."""
+    path = tmp_path / "registry.db"
+    made = schema.ensure(path, create=True, migrate=True)
+    good = path.read_bytes()
+    snapshots = tmp_path / "snapshots"
+    snapshots.mkdir()
+    (snapshots / "one.safetensors").write_bytes(b"weights")
+    for left in tmp_path.glob("registry.db*"):
+        left.unlink()
+    if empty:
+        path.touch()
+    with pytest.raises(CorruptionError, match=r"registry\.db.*1 snapshot files.*backup"):
+        schema.ensure(path, create=True, migrate=True)
+    assert path.exists() == empty and (not empty or path.read_bytes() == b"")
+    assert (snapshots / "one.safetensors").read_bytes() == b"weights"
+    path.write_bytes(good)
+    assert schema.ensure(path, create=True, migrate=True) == made
 
 
 KILLED = """

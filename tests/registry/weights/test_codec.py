@@ -422,6 +422,8 @@ def test_a_tensorclass_is_refused_with_a_hint(tmp_path: Path) -> None:
     for weights in ({"p": pair}, TensorDict({"p": pair}, [])):
         with pytest.raises(InvalidWeightsError, match=r"'p' is a .*Pair.*to_tensordict"):
             flatten(weights)
+    with pytest.raises(InvalidWeightsError, match=r"found .*Pair: pass its \.to_tensordict\(\)"):
+        flatten(pair)
     back = round_trip(pair.to_tensordict(), tmp_path)
     assert back["s"] == "x"
 

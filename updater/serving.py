@@ -1,0 +1,232 @@
+"""Where the bytes come from that an update sends: live weights that become a version, or a version that is stored.
+
+A publication stays open for as long as the update needs: its row and the intentions of the pushes are committed
+together, and so are its end and the receipts. The policy's lock is held in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from weightledger.registry.errors import ConflictError
+from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication
+from weightledger.registry.weights import codec
+from weightledger.registry.weights.payload import Packer, Payload
+from weightledger.updater.server import Mark, ServerWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightledger.updater.base import RemoteWeightUpdaterBase
+
+
+class HeadMovedError(ConflictError):
+    """The head moved between the caller's look at it and the lock. Nothing was changed."""
+
+
+@dataclass
+class Request:
+    """What the caller asked for."""
+
+    ids: Sequence[int]
+    publish: bool = False
+    weights: Any = None
+    """Weights to publish in place of the live ones."""
+    draft: Draft | None = None
+    """A copy made in the caller's thread already."""
+    version: Mark | None = None
+    """Bring the workers to this version once, whatever their targets are."""
+    forced: bool = False
+    resend: bool = False
+    adopted: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
+    """Step, metrics, metadata and message of the version."""
+
+
+class Serving:
+    """Gives one update its bytes, and carries its publication, if it has one, to the end."""
+
+    def __init__(self, updater: RemoteWeightUpdaterBase, request: Request, stack: ExitStack) -> None:
+        self._up = updater
+        self._ledger = updater.registry.ledger
+        self._registry = updater.registry
+        self._request = request
+        self._stack = stack
+        self._draft: Draft | None = None
+        self._lock = ExitStack()
+        self.publication: Publication | None = None
+        """What this update publishes; None when nothing changed."""
+        self.failure: BaseException | None = None
+        """Why the publication could not be made durable; raised once the receipts were taken."""
+
+    def publish(self, weights: Any) -> ServerWeights:
+        """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
+        draft = self._request.draft
+        if draft is None:
+            draft = self._up._draft(weights, self._request.about)
+        if draft is None:
+            return self._serve_head()
+        self._draft = draft
+        self._stack.callback(draft.release)
+        publisher = self._registry.publisher
+        lock = self._stack.enter_context(ExitStack())
+        lock.enter_context(publisher.lock())
+        publication = publisher.begin(draft)
+        try:
+            spread = (
+                _Aside(self._up._distribute, draft.weights.payload) if self._worth_a_thread(draft) else None
+            )
+            publication.hash()
+            with self._ledger.reading() as conn:
+                self._check_head(conn)
+                number = self._ledger.next_number(conn)
+                publication.find_equal(conn)
+            head = self._up.head
+            if head is not None and publication.digest == head.digest:
+                publication.fail(ConflictError("the content is the head's already"))
+                lock.close()
+                return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
+            self.publication, self._lock = publication, lock
+            server = self._outfit(
+                number,
+                publication.digest,
+                publication.nonfinite,
+                draft.weights.payload,
+                draft.weights.structure,
+                spread,
+            )
+        except BaseException as error:
+            publication.fail(error)
+            raise
+        self._up.shelf.put(server)
+        return server
+
+    def _check_head(self, conn: Connection) -> None:
+        # Takeovers drain what is in flight first, so the head that the updater knows is the one that the weights were
+        # trained from, plus this updater's own publishes.
+        found = self._ledger.head_number(conn)
+        expected = None if self._up.head is None else self._up.head.number
+        if found != expected:
+            raise HeadMovedError(
+                f"the head of policy {self._ledger.policy!r} moved from "
+                f"{'nothing' if expected is None else f'v{expected}'} to v{found} while weights were on their way; "
+                "they were not published. The next update looks at the new head first"
+            )
+
+    def _worth_a_thread(self, draft: Draft) -> bool:
+        return draft.weights.payload.buffer.nbytes >= INLINE_BYTES and not self._up.maps_weights
+
+    def _serve_head(self) -> ServerWeights:
+        head = self._up.head
+        assert head is not None
+        return self.serve(head)
+
+    def serve(self, version: Mark) -> ServerWeights:
+        found = self._up.shelf.find(version.digest)
+        if found is not None:
+            return replace(found, version=version.number)
+        payload, structure = self._up._read(version.number, version.digest)
+        return self._serve(version, payload, structure, None)
+
+    def _serve(
+        self, version: Mark, payload: Payload, structure: dict[str, Any], spread: _Aside | None
+    ) -> ServerWeights:
+        server = self._outfit(version.number, version.digest, version.nonfinite, payload, structure, spread)
+        self._up.shelf.put(server)
+        return server
+
+    def _outfit(
+        self,
+        number: int,
+        digest: str,
+        nonfinite: tuple[str, ...],
+        payload: Payload,
+        structure: dict[str, Any],
+        spread: _Aside | None,
+    ) -> ServerWeights:
+        sent = digest
+        if self._up.maps_weights:
+            weights = codec.rebuild(structure, payload.tensors(), payload.values)
+            # Packed whatever it returns: it may have written into what it was given.
+            content = codec.flatten(self._up._maybe_map_weights(weights), where="mapped weights")
+            payload = Packer().pack(content, policy=self._ledger.policy, step=None)
+            payload.hash()
+            structure, sent = content.structure, payload.digest
+        handle = self._up._distribute(payload) if spread is None else spread.result()
+        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
+
+    # ------------------------------------------------------------------ the publication's way
+
+    def must_open(self) -> bool:
+        """Tell whether the version's row is still to be written."""
+        return self.publication is not None and not self.publication.number
+
+    def open(self, conn: Connection) -> None:
+        """Write the version's row, in the caller's transaction."""
+        if self.publication is not None and self.must_open():
+            self.publication.open(conn)
+
+    def make_durable(self) -> None:
+        """Finish the file while workers pull, and let the next copy have the buffer."""
+        if self.publication is None:
+            return
+        try:
+            self.publication.store()
+        except Exception as error:  # noqa: BLE001 - raised once the receipts were taken
+            self.failure = error
+        # The bytes are in the file and with the transport.
+        assert self._draft is not None
+        self._draft.release()
+
+    def is_storing(self, number: int) -> bool:
+        """Tell whether a version has no file yet, since this update is about to store it."""
+        return self.publication is not None and self.publication.number == number
+
+    def close(self, conn: Connection) -> None:
+        """Make the version the head, in the caller's transaction."""
+        if self.publication is not None and self.failure is None:
+            self.publication.close(conn)
+
+    def closed(self) -> None:
+        """The version is the head now, or was lost; either way others may write again."""
+        assert self.publication is not None
+        if self.failure is not None:
+            self.publication.fail(self.failure)
+        else:
+            self._up._saw_own(self.publication)
+        self._lock.close()
+
+    def abandon(self, error: BaseException) -> None:
+        """Take back what can be taken back."""
+        if self.publication is not None:
+            self.publication.fail(error)
+
+
+class _Aside:
+    """Runs one call in a thread of its own and hands its result over."""
+
+    def __init__(self, call: Callable[[Payload], Any], payload: Payload) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(call, payload), name="weightledger-distribute", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, call: Callable[[Payload], Any], payload: Payload) -> None:
+        try:
+            self._result = call(payload)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
