@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from weightledger.registry.store.publishing import Publisher
     from weightledger.registry.weights.payload import Payload
 
-_OWN_FILES = ("registry.db", "registry.db-wal", "registry.db-shm", "registry.db-journal", "snapshots", "locks")
+_OWN_FILES = (
+    "registry.db",
+    "registry.db-wal",
+    "registry.db-shm",
+    "registry.db-journal",
+    "snapshots",
+    "locks",
+)
 
 
 class Registry:
@@ -315,7 +322,8 @@ class Registry:
         """Append a version that has the content of an older one, and make it the head.
 
         Args:
-            to: what to restore; by default the nearest stored version on the head's lineage that differs from the head.
+            to: what to restore; by default the nearest stored version on the head's lineage that differs from the head,
+                and has no NaN or infinity if there is such a one.
             reason: for the log.
             expected_head: roll back only if the head has this number.
 

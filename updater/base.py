@@ -28,6 +28,7 @@ from weightledger.registry.weights import codec
 from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
+from weightledger.updater.checks import check_options
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
 from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
@@ -96,8 +97,14 @@ class RemoteWeightUpdaterBase(ABC):
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
     ) -> None:
-        if timeout <= 0:
-            raise ValueError(f"timeout must be positive seconds, found {timeout!r}")
+        check_options(
+            registry=registry,
+            max_interval=max_interval,
+            locate=locate,
+            timeout=timeout,
+            allow_nonfinite=allow_nonfinite,
+            callables={"apply": apply, "extra": extra, "on_rollback": on_rollback},
+        )
         self.policy_weights = policy_weights
         self.registry = registry
         self.max_interval = max(0, max_interval)
@@ -314,22 +321,29 @@ class RemoteWeightUpdaterBase(ABC):
 
         Raises:
             NotFoundError: no such worker or version.
+            ConflictError: as in `update_weights`.
         """
         with self._caller:
             self._check_open()
-            self.registry.pin(self.seats.get(worker_id).name, ref, reason=reason)
-            return self.sync(worker_id)
+            seat = self.seats.get(worker_id)
+            # First, so that a head that cannot be followed leaves no pin behind.
+            self._follow_head(Request(ids=()))
+            self.registry.pin(seat.name, ref, reason=reason)
+            return self.sync(seat.id)
 
     def unpin(self, worker_id: int) -> SyncReport:
         """Let a worker follow the head again, and bring it there.
 
         Raises:
             NotFoundError: no such worker, or no pin on exactly its name.
+            ConflictError: as in `update_weights`.
         """
         with self._caller:
             self._check_open()
-            self.registry.unpin(self.seats.get(worker_id).name)
-            return self.sync(worker_id)
+            seat = self.seats.get(worker_id)
+            self._follow_head(Request(ids=()))
+            self.registry.unpin(seat.name)
+            return self.sync(seat.id)
 
     def probe(self) -> dict[int, Held]:
         """Ask each worker what it holds, and hash the weights that really are in its module.
@@ -445,6 +459,8 @@ class RemoteWeightUpdaterBase(ABC):
             NotFoundError: no worker has that id.
         """
         with self._caller:
+            # A closed updater has let go: the worker's record may be another one's by now.
+            self._check_open()
             self._drain()
             seat = self.seats.remove(worker_id)
             self._release([seat.name])
@@ -477,11 +493,10 @@ class RemoteWeightUpdaterBase(ABC):
     def _ids(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
             return list(self.all_worker_ids())
-        named: Any = [worker_ids] if hasattr(worker_ids, "__index__") else worker_ids
-        found = [key.__index__() for key in named]
-        for key in found:
-            self.seats.get(key)
-        return list(dict.fromkeys(found))
+        named: Any = [worker_ids]
+        if isinstance(worker_ids, Iterable) and getattr(worker_ids, "ndim", 1) and not isinstance(worker_ids, str):
+            named = worker_ids
+        return list(dict.fromkeys(self.seats.get(key).id for key in named))
 
     # ------------------------------------------------------------------ following the head
 

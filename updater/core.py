@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -16,6 +17,7 @@ from ray.exceptions import (
 )
 
 from weightledger.registry import Registry
+from weightledger.registry.errors import InUseError, SyncError
 from weightledger.registry.records import Version
 from weightledger.registry.weights.payload import Payload
 from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
@@ -76,7 +78,11 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
     ) -> None:
+        if isinstance(remote_collectors, ActorHandle) or not isinstance(remote_collectors, Iterable):
+            raise TypeError(f"remote_collectors must be a list of actor handles, found {remote_collectors!r}")
         handles = [_checked(handle) for handle in remote_collectors]
+        if isinstance(names, str):
+            raise TypeError(f"names= must be a list of names, found the text {names!r}")
         if names is not None and len(names) != len(handles):
             raise ValueError(
                 f"names= must name every worker: expected {len(handles)} names, found {len(names)}"
@@ -129,6 +135,11 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
         """Start one push to an actor; returns the `ObjectRef` of its receipt."""
+        if server_weights.push is None:
+            raise ValueError(
+                f"worker {worker_id}: these weights carry no instruction, as they do inside of an update only; "
+                "sync(worker_id) pushes from outside"
+            )
         handle = self.seats.get(worker_id).handle
         return handle.__ray_call__.remote(receive, server_weights.push, server_weights.handle)
 
@@ -189,13 +200,33 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
         return find_lives({seat.id: seat.handle for seat in seats})
 
+    def _check_open(self) -> None:
+        super()._check_open()
+        # Ray would start a cluster of its own otherwise, in which none of the workers is.
+        if self.seats and not ray.is_initialized():
+            raise SyncError(
+                f"{self!r}: Ray is not connected any more, so no worker can be reached; nothing was changed. Call "
+                "ray.init(address=…), get the actors' handles anew and make a new updater on the same registry"
+            )
+
+    def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
+        # One actor has one policy: under two names it would be sent two targets, and only the later one is true.
+        owners = {seat.handle._actor_id: seat.name for seat in self.seats}
+        for handle, name in zip(handles, names, strict=True):
+            owner = owners.setdefault(handle._actor_id, name)
+            if owner != name:
+                raise InUseError(
+                    f"worker {name!r} is the same actor as worker {owner!r} ({handle!r}); give each actor once"
+                )
+        return super()._add_workers(handles, names)
+
     def _default_names(self, handles: Sequence[Any]) -> list[str]:
         first = self.seats.next_id()
         return [actor_name(handle) or f"collector-{first + index}" for index, handle in enumerate(handles)]
 
 
 def _checked(handle: Any) -> Any:
-    if isinstance(handle, str) or not hasattr(handle, "__ray_call__"):
+    if not isinstance(handle, ActorHandle):
         hint = f"ray.get_actor({handle!r}, namespace=…)" if isinstance(handle, str) else "MyClass.remote(…)"
         raise TypeError(f"expected a Ray actor handle as a worker, found {handle!r}; {hint} gives one")
     return handle

@@ -226,7 +226,7 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     last = state.last_orders.get(push.series, 0)
     if push.order <= last:
         # The same push delivered twice is harmless and gets the answer it got before.
-        repeated = before is not None and before.order == push.order
+        repeated = before is not None and (before.order, before.version) == (push.order, push.version)
         return _receipt(state, push, "applied" if repeated else "stale", before=before)
     state.last_orders[push.series] = push.order
     if payload is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from weightledger.registry.errors import InUseError, NotFoundError
 from weightledger.registry.log.fleet import Stretch
+from weightledger.registry.log.ledger import check_name
 from weightledger.updater.plan import Known
 from weightledger.updater.push import Note, Push
 
@@ -76,9 +77,11 @@ class Seats:
 
         Raises:
             InUseError: two live workers would share one name.
+            ValueError: it is no name.
         """
         taken = {seat.name for seat in self}
         for name in names:
+            check_name("worker", name)
             if name in taken:
                 raise InUseError(
                     f"two workers are called {name!r}; what a worker holds is recorded by name, so give each its own "
@@ -96,7 +99,7 @@ class Seats:
     def remove(self, worker_id: int) -> Seat:
         """Forget a worker; its id is not given again."""
         seat = self.get(worker_id)
-        del self._seats[worker_id]
+        del self._seats[seat.id]
         return seat
 
     def get(self, worker_id: int) -> Seat:
@@ -105,9 +108,10 @@ class Seats:
         Raises:
             NotFoundError: no worker has that id.
         """
-        if isinstance(worker_id, bool) or worker_id not in self._seats:
+        whole = hasattr(worker_id, "__index__") and not isinstance(worker_id, bool)
+        if not whole or int(worker_id) not in self._seats:
             raise NotFoundError(f"no worker {worker_id!r}: worker ids are {self.ids()}")
-        return self._seats[worker_id]
+        return self._seats[int(worker_id)]
 
 
 def stretch_of(note: Note, incarnation: str) -> Stretch:

@@ -196,7 +196,7 @@ class Update:
 
     def _check_lives(self, works: list[_Work]) -> list[Settlement]:
         """Notice restarts of workers that would not be contacted, without waiting for them."""
-        quiet = [work for work in works if work.action in ("current", "skip") or work.seat.gone]
+        quiet = [work for work in works if work.action in ("current", "skip", "refuse") or work.seat.gone]
         lives = self._up._find_lives([work.seat for work in quiet]) if quiet else {}
         vanished: list[Settlement] = []
         for work in quiet:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, and_, bindparam, func, insert, select
+from sqlalchemy import Connection, Engine, Row, Text, and_, bindparam, cast, func, insert, select
 
 from weightledger.registry import values
 from weightledger.registry.errors import InvalidWeightsError, NotFoundError
@@ -385,25 +385,30 @@ class Ledger:
     def previous_content(self, conn: Connection) -> Version:
         """Return the nearest stored version on the head's lineage whose content differs from the head's.
 
+        One without NaN and infinity, if there is any: of a run that broke several versions ago none of the broken ones
+        is worth going back to. Where a mask holds infinities on purpose there is none, and the nearest is taken.
+
         Raises:
             NotFoundError: there is none to go back to.
         """
         head, policy = self.head(conn), self.find_policy(conn)
         assert policy is not None
-        for low, high in self.lineage_of_head(conn):
-            number = conn.scalar(
-                select(func.max(VersionRow.number))
-                .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
-                .where(
-                    VersionRow.policy_id == policy.id,
-                    VersionRow.state == "stored",
-                    VersionRow.number.between(low, high),
-                    VersionRow.digest != head.digest,
-                    Snapshot.stored,
-                )
+        ranges = self.lineage_of_head(conn)
+        other = (
+            select(func.max(VersionRow.number))
+            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+            .where(
+                VersionRow.policy_id == policy.id,
+                VersionRow.state == "stored",
+                VersionRow.digest != head.digest,
+                Snapshot.stored,
             )
-            if number is not None:
-                return self.version(conn, number)
+        )
+        for query in (other.where(cast(VersionRow.nonfinite, Text) == "[]"), other):
+            for low, high in ranges:
+                number = conn.scalar(query.where(VersionRow.number.between(low, high)))
+                if number is not None:
+                    return self.version(conn, number)
         raise NotFoundError(
             f"nothing to roll back to: no stored version on the lineage of v{head.number} of policy "
             f"{self.policy!r} has other content than it; name a version to restore ({self._span(conn)})"

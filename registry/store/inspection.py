@@ -98,10 +98,7 @@ def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Ref | None) 
             Fault("stray", uri, (), _LEFT if uri in dead else "no version names this file; it can be deleted")
             for uri in sorted(set(present) - known - (unfinished.keys() - dead))
         ]
-        faults += [
-            Fault("stray", file_id, (), _LEFT)
-            for file_id in _abandoned(ledger, store, folder)
-        ]
+        faults += [Fault("stray", file_id, (), _LEFT) for file_id in _abandoned(ledger, store, folder)]
     return faults
 
 
@@ -187,7 +184,7 @@ def _unfinished(conn: Connection) -> dict[str, str]:
         .join(Policy, Policy.id == VersionRow.policy_id)
         .where(VersionRow.state == "writing")
     )
-    return {uri: policy for uri, policy in conn.execute(query)}
+    return dict(conn.execute(query).tuples().all())
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:

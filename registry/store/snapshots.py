@@ -343,9 +343,7 @@ def _fill(fd: int, view: memoryview, path: Path) -> None:
     while done < view.nbytes:
         got = os.preadv(fd, [view[done : done + _CHUNK]], done)
         if got == 0:
-            raise CorruptionError(
-                f"{path} was cut short while it was read: {done} of {view.nbytes} bytes"
-            )
+            raise CorruptionError(f"{path} was cut short while it was read: {done} of {view.nbytes} bytes")
         done += got
 
 

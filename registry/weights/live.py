@@ -195,7 +195,8 @@ def identity(target: object) -> list[object]:
                 stack += item.values()
         elif isinstance(item, nn.Module):
             for children in (item._parameters, item._buffers, item._modules):
-                found += children
+                # Those of scripted modules are no mappings, but have their methods.
+                found += children.keys()
                 stack += children.values()
         elif isinstance(item, Mapping):
             found += item

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.registry.helpers import files, numbers, publish_many, value_of, weights
 from weightledger.registry import ConflictError, InvalidWeightsError, NotFoundError, Registry
@@ -43,6 +45,21 @@ def test_a_rollback_keeps_step_structure_and_extra_of_what_it_restores(registry:
 def test_by_default_a_rollback_goes_to_the_nearest_other_content(registry: Registry) -> None:
     for value in (1, 2, 3, 3, 3):
         registry.publish(weights(value))
+    assert registry.rollback().restores == 2
+
+
+def test_by_default_a_rollback_goes_behind_all_that_is_not_finite(registry: Registry) -> None:
+    """RL-05: NaN, then infinity; both are stored and flagged, and neither is worth going back to."""
+    for value in (1, 2, math.nan, math.inf):
+        registry.publish(weights(value))
+    assert [version.nonfinite for version in registry.versions()] == [(), (), ("b", "w"), ("b", "w")]
+    assert registry.rollback().restores == 2
+
+
+def test_where_nothing_is_finite_a_rollback_goes_to_the_nearest_other_content(registry: Registry) -> None:
+    """RL-05, neighbour: a mask that holds -inf on purpose is in every version."""
+    for value in (1, 2, 3):
+        registry.publish({**weights(value), "mask": torch.tensor([0.0, -math.inf])})
     assert registry.rollback().restores == 2
 
 

@@ -1,0 +1,52 @@
+"""What an updater is made with, checked at once: a slip found at 3 a.m., half-way through a rollback, is too late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Integral, Real
+from typing import Any
+
+from weightledger.registry import Registry
+
+
+def check_options(
+    *,
+    registry: Any,
+    max_interval: Any,
+    locate: Any,
+    timeout: Any,
+    allow_nonfinite: Any,
+    callables: dict[str, Any],
+) -> None:
+    """Refuse options of another kind than an updater understands.
+
+    Args:
+        callables: options that are callables or None, by name.
+
+    Raises:
+        TypeError: an option is of another kind.
+        ValueError: the timeout is no positive, finite number of seconds.
+    """
+    if not isinstance(registry, Registry):
+        raise TypeError(f"registry must be a Registry, as Registry.open gives it, found {registry!r}")
+    if isinstance(max_interval, bool) or not isinstance(max_interval, Integral):
+        raise TypeError(f"max_interval must be a whole number of calls, found {max_interval!r}")
+    if not (isinstance(locate, str) and locate) and not callable(locate):
+        raise TypeError(
+            "locate must be a dotted attribute of the worker, or a callable that is given the worker, "
+            f"found {locate!r}"
+        )
+    if not isinstance(timeout, Real):
+        raise TypeError(f"timeout must be a number of seconds, found {timeout!r}")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout must be positive seconds, since no wait is endless; found {timeout!r}")
+    # A text is a collection of its letters, which are no globs that anybody meant.
+    if isinstance(allow_nonfinite, str) or not isinstance(allow_nonfinite, (bool, Collection)):
+        raise TypeError(
+            "allow_nonfinite must be True, False, or a list of globs of tensor names, "
+            f"found {allow_nonfinite!r}"
+        )
+    for name, value in callables.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be a callable or None, found {value!r}")
