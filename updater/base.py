@@ -494,7 +494,11 @@ class RemoteWeightUpdaterBase(ABC):
         if worker_ids is None:
             return list(self.all_worker_ids())
         named: Any = [worker_ids]
-        if isinstance(worker_ids, Iterable) and getattr(worker_ids, "ndim", 1) and not isinstance(worker_ids, str):
+        if (
+            isinstance(worker_ids, Iterable)
+            and getattr(worker_ids, "ndim", 1)
+            and not isinstance(worker_ids, str)
+        ):
             named = worker_ids
         return list(dict.fromkeys(self.seats.get(key).id for key in named))
 

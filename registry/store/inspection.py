@@ -184,7 +184,7 @@ def _unfinished(conn: Connection) -> dict[str, str]:
         .join(Policy, Policy.id == VersionRow.policy_id)
         .where(VersionRow.state == "writing")
     )
-    return dict(conn.execute(query).tuples().all())
+    return {uri: policy for uri, policy in conn.execute(query)}  # noqa: C416 - rows are no pairs to a type checker
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:

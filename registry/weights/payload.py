@@ -108,7 +108,7 @@ class Payload:
             wrong = sorted(name for name in found if found[name] != claimed.get(name))
             if wrong:
                 raise CorruptionError(
-                    f"{what} is damaged: {_listed(wrong)} do not have the hash that was stored; "
+                    f"{what} is damaged: other bytes than were stored in {_listed(wrong)}; "
                     "restore the file from a backup, or go back to another version"
                 )
         total = content_digest(found)

@@ -140,6 +140,7 @@ def test_a_parent_that_is_no_number_is_not_called_a_conflict(registry: Registry)
 def test_weights_that_cannot_be_kept_are_refused_before_anything_is_written(
     registry: Registry, bad: Any, words: str
 ) -> None:
+    """ST-09 and ST-10 among them: neither a row nor a file nor a policy is made."""
     with pytest.raises(InvalidWeightsError, match=f"(?s){words}"):
         registry.publish(bad)
     assert registry.versions() == [] and files(registry) == [] and registry.policies() == []

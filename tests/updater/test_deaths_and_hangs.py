@@ -185,6 +185,8 @@ class Fragile(Rollouts):
             return False
         if self.mood == "not ok":
             return {"ok": False, "reason": "no memory"}
+        if self.mood == "swallow":
+            return None
         if self.mood == "exit":
             raise SystemExit("out")
         self.policy.load_state_dict(weights)
@@ -218,6 +220,25 @@ def test_an_apply_that_fails_is_a_failure_and_the_next_update_mends_it(tmp_path:
         assert get(worker.stamp.remote()) is None
         get(worker.set_mood.remote("fine"))
         assert statuses(updater.update_weights()) == ["synced"]
+        check_truth(updater)
+
+
+def test_an_apply_that_swallows_its_failure_is_seen_by_a_probe_only(tmp_path: Path) -> None:
+    """RAY-07, neighbour: to return is to confirm, but the digest of what is there tells another story."""
+    (worker,) = borrow(1, kind=Moody)
+    updater, _ = steer(tmp_path, [worker], apply=load)
+    with updater:
+        learn(updater, 1.0)
+        assert updater.probe()[0].matches
+        get(worker.set_mood.remote("swallow"))
+
+        assert statuses(learn(updater, 2.0)) == ["synced"]
+
+        held = updater.probe()[0]
+        assert (held.version, held.matches, held.digest) == (2, False, updater.registry.get(1).digest)
+        get(worker.set_mood.remote("fine"))
+        assert statuses(updater.update_weights(force=True)) == ["synced"]
+        assert updater.probe()[0].matches
         check_truth(updater)
 
 

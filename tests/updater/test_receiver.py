@@ -459,3 +459,11 @@ def test_a_lazy_module_is_a_clear_receipt() -> None:
 def test_a_push_does_not_say_what_it_is_not_told() -> None:
     push = Push(SERIES, "run", 1, "d", "d", 1, 8, "policy", structure={"secret": 1})
     assert "secret" not in repr(push) and replace(push, order=2).order == 2
+
+
+def test_an_order_seen_before_with_another_version_is_no_repetition() -> None:
+    worker = Worker()
+    assert send(worker, constant(1.0), 5, version=1).outcome == "applied"
+    assert send(worker, constant(1.0), 5, version=1).outcome == "applied"
+    assert send(worker, constant(2.0), 5, version=2).outcome == "stale"
+    assert held_version(worker) == 1

@@ -579,7 +579,7 @@ def fake() -> Tensor:
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_key_and_reason(make: Callable[[], Any], reason: str) -> None:
-    """ST-07 to ST-11, TO-08, ST-17: one error before anything is written."""
+    """ST-07, ST-08, ST-09, ST-10, ST-11, ST-17, TO-08: one error before anything is written."""
     with pytest.raises(InvalidWeightsError, match=f"(?s)'sub.bad' .*{reason}") as caught:
         flatten({"good": torch.zeros(1), "sub": {"bad": make()}})
     assert "good" not in str(caught.value)

@@ -717,3 +717,11 @@ def test_ten_thousand_small_tensors_are_restored_like_few() -> None:
     for _ in range(2):
         copy_into(payload, target, plans=plans)
     assert live_digest(target)[0] == payload.digest
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_restored_like_its_source() -> None:
+    source = net()
+    target = torch.jit.script(net())
+    assert copy_into(packed(source), target, plans={}).cast == ()
+    assert live_digest(target)[0] == live_digest(source)[0]
