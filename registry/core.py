@@ -95,7 +95,7 @@ class Registry:
         """
         if not isinstance(policy, str) or not policy.strip() or len(policy) > 255 or not policy.isprintable():
             raise ValueError(f"a policy name is printable text of 1 to 255 characters, found {policy!r}")
-        _check_folder(location)
+        check_folder(location)
         folder = Path(os.path.abspath(Path(location).expanduser()))
         # The engine is made after its folder: made before, it would take itself for one that cannot write.
         uuid = schema.ensure(folder / "registry.db", create=create, migrate=migrate)
@@ -593,8 +593,8 @@ class Registry:
 
     def _check_not_own(self, target: Path) -> None:
         # What stands there is replaced, and without these files the registry is lost.
-        inside = os.path.relpath(os.path.realpath(target), os.path.realpath(self.location))
-        if inside.split(os.sep)[0] in _OWN_FILES:
+        inside = Path(os.path.relpath(os.path.realpath(target), os.path.realpath(self.location)))
+        if inside.parts and inside.parts[0] in _OWN_FILES:
             raise InUseError(
                 f"{target} is one of the registry's own files; nothing was written. Choose another path"
             )
@@ -604,7 +604,12 @@ def _reopen(kind: type[Registry], location: str, policy: str) -> Registry:
     return kind.open(location, policy=policy, create=False)
 
 
-def _check_folder(location: object) -> None:
+def check_folder(location: object) -> None:
+    """Refuse what would be taken for a folder of a strange name.
+
+    Raises:
+        ValueError: it is a URL, or empty.
+    """
     if isinstance(location, str) and (not location or "://" in location):
         raise ValueError(
             f"expected the path of a folder as a registry's location, found {location!r}; "

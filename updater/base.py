@@ -493,13 +493,10 @@ class RemoteWeightUpdaterBase(ABC):
     def _ids(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
             return list(self.all_worker_ids())
-        named: Any = [worker_ids]
-        if (
-            isinstance(worker_ids, Iterable)
-            and getattr(worker_ids, "ndim", 1)
-            and not isinstance(worker_ids, str)
-        ):
-            named = worker_ids
+        named: Any = worker_ids
+        # A number is also a NumPy integer or a tensor without dimensions, both of which have an iterator's name.
+        if isinstance(named, str) or not isinstance(named, Iterable) or getattr(named, "ndim", None) == 0:
+            named = [named]
         return list(dict.fromkeys(self.seats.get(key).id for key in named))
 
     # ------------------------------------------------------------------ following the head

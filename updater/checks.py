@@ -39,7 +39,7 @@ def check_options(
         )
     if not isinstance(timeout, Real):
         raise TypeError(f"timeout must be a number of seconds, found {timeout!r}")
-    if not (timeout > 0 and math.isfinite(timeout)):
+    if not 0 < float(timeout) < math.inf:
         raise ValueError(f"timeout must be positive seconds, since no wait is endless; found {timeout!r}")
     # A text is a collection of its letters, which are no globs that anybody meant.
     if isinstance(allow_nonfinite, str) or not isinstance(allow_nonfinite, (bool, Collection)):

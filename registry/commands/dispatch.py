@@ -20,7 +20,7 @@ import typer
 
 from weightledger.registry.commands import terminal
 from weightledger.registry.commands.terminal import Block
-from weightledger.registry.core import Registry
+from weightledger.registry.core import Registry, check_folder
 from weightledger.registry.errors import NotFoundError, WeightLedgerError
 from weightledger.registry.records import plain
 
@@ -89,6 +89,8 @@ class Call:
     def _open(self, *, create: bool, migrate: bool) -> Registry:
         if not self.location:
             raise typer.BadParameter("pass it, or set WEIGHTLEDGER_REGISTRY.", param_hint="--registry")
+        with accepting("--registry"):
+            check_folder(self.location)
         with accepting("--policy"):
             return Registry.open(self.location, policy=self.policy, create=create, migrate=migrate)
 

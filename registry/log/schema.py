@@ -86,7 +86,8 @@ def ensure(target: Engine | Path, *, create: bool, migrate: bool) -> str:
             # Somebody else may have done it since the first look.
             identity = _identity(engine) if path.exists() else None
             if identity is None:
-                _refuse_lost(path)
+                if not path.exists() or revision(engine) is None:
+                    _refuse_lost(path)
                 _make_file(path)
                 _refuse(engine, create=create, migrate=migrate)
                 identity = _upgrade(engine)

@@ -196,7 +196,9 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """
     result: dict[str, float] = {}
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise InvalidWeightsError(f"metrics must map names to numbers, found {type(metrics).__name__} {metrics!r}")
+        raise InvalidWeightsError(
+            f"metrics must map names to numbers, found {type(metrics).__name__} {metrics!r}"
+        )
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
             raise InvalidWeightsError(f"metric names are text, found {type(name).__name__} {name!r}")

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind: refused by name, before anything is written, and never with an error of another library."""
+"""Arguments of the wrong kind are refused by name, before anything is written."""
 
 from __future__ import annotations
 

@@ -926,3 +926,15 @@ def test_times_are_shown_in_the_local_zone_and_told_to_programs_in_utc(
     time.tzset()
     assert data["created_at"].endswith("+00:00")
     assert local in shown
+
+
+def test_a_url_in_place_of_a_folder_is_a_usage_error_of_its_option() -> None:
+    ran = run("log", "--registry", "s3://bucket/runs")
+    assert ran.code == 2
+    assert "--registry" in ran.err and "s3://bucket/runs" in ran.err and "--policy" not in ran.err
+
+
+def test_a_metric_that_nobody_recorded_prunes_nothing(copy: Path) -> None:
+    ran = run("prune", "--keep-best", "rewrad:1", "--registry", copy)
+    assert ran.code == 1
+    assert "'rewrad'" in ran.err and "nothing was pruned" in ran.err
