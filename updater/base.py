@@ -237,6 +237,8 @@ class RemoteWeightUpdaterBase(ABC):
             wait: False returns a `Future[SyncReport]` as soon as the weights are copied.
             force: pass nobody by, and send the bytes even to workers that hold them by their receipt.
             step: as in `Registry.publish`, for the version that is published; so are `metrics`, `metadata`, `message`.
+                When the content is the head's, none is published and these are not kept (`report.published` tells);
+                `Registry.record_metrics` adds numbers to a version that exists.
 
         Returns:
             A `SyncReport`, or a future of it. One bad worker stops nobody and raises nothing.

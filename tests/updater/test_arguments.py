@@ -59,7 +59,8 @@ def test_an_option_of_another_kind_is_refused(
 def test_workers_are_a_list_of_handles(tmp_path: Path) -> None:
     (actor,) = borrow(1)
     with Registry.open(tmp_path / "r") as registry:
-        for workers in (actor, None, [Worker], ["collector"]):
+        wrong: tuple[Any, ...] = (actor, None, [Worker], ["collector"])
+        for workers in wrong:
             with pytest.raises(TypeError, match="actor handle"):
                 RayRemoteWeightUpdater(filled(1.0), workers, registry=registry)
 
@@ -94,7 +95,15 @@ def test_an_id_that_no_worker_has_is_not_found(updater: RayRemoteWeightUpdater, 
 
 def test_ids_may_be_numbers_of_any_library(updater: RayRemoteWeightUpdater) -> None:
     learn(updater, 1.0)
-    for keys in (1, np.int64(1), torch.tensor(1), np.array([1]), torch.tensor([1]), iter([1, 1])):
+    numbers: tuple[Any, ...] = (
+        1,
+        np.int64(1),
+        torch.tensor(1),
+        np.array([1]),
+        torch.tensor([1]),
+        iter([1, 1]),
+    )
+    for keys in numbers:
         assert list(updater.sync(keys).workers) == [1]
 
 
