@@ -179,7 +179,7 @@ class RLlibUpdater:
             )
             for module_id, report in reports.items():
                 head = before.get(module_id)
-                if report.published and head is not None:
+                if (report.published or report.adopted) and head is not None:
                     self.acted[module_id] = head.number
             self._published_at = self.learners.number()
             return reports
@@ -328,9 +328,11 @@ class RLlibUpdater:
                 stock_sync(others, from_worker_or_learner_group, to_worker_indices, **options)
             publish = from_worker_or_learner_group is self.learners.group and self._is_due()
             bring = self.update if publish else self.sync
+            # RLlib syncs a restored learner with one group only: the others would keep what was abandoned.
+            restored = publish and self.learners.number() < self._published_at
             bring(
                 [key for key in asked if key in self.modules],
-                only=self._places(tag, group, to_worker_indices),
+                only=None if restored else self._places(tag, group, to_worker_indices),
             )
 
         @functools.wraps(stock_states)

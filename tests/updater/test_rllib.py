@@ -293,8 +293,10 @@ def test_a_rollback_made_elsewhere_is_followed_by_the_next_iteration(algorithm: 
     algorithm.train()
     with Registry.open(updater.registry.location, policy="default", create=False) as shell:
         shell.rollback(wanted, reason="from a shell")
-    algorithm.train()
+    score = algorithm.train()["env_runners"]["episode_return_mean"]
     assert head(updater) == wanted.number + 2
+    abandoned = updater.registry.get(wanted.number + 1)  # it acted in the iteration that found the rollback
+    assert abandoned.metrics == {"episode_return_mean": pytest.approx(score)}
     assert equal(snapshot(algorithm), whole)
     assert digests(algorithm) == [wanted.digest] * 2
 
@@ -535,6 +537,30 @@ def test_evaluation_env_runners_have_targets_of_their_own(tmp_path: Path) -> Non
 
 # Ray's own settings warn of themselves as they are made.
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray")
+def test_restoring_a_checkpoint_moves_the_evaluation_env_runners_too(tmp_path: Path) -> None:
+    algorithm = (
+        config(0)
+        .evaluation(evaluation_num_env_runners=1)
+        .callbacks(LedgerCallback.at(tmp_path / "ledger", timeout=PATIENCE))
+        .build_algo()
+    )
+    try:
+        ledger = RLlibUpdater.of(algorithm)[MODULE]
+        algorithm.train()
+        saved = ledger.registry.head()
+        algorithm.save_to_path(tmp_path / "saved")
+        for _ in range(2):
+            algorithm.train()
+        algorithm.restore_from_path(tmp_path / "saved")
+        assert ledger.registry.head().restores == saved.number
+        (actor,) = algorithm.eval_env_runner_group._worker_manager.actors().values()
+        held = ray.get(actor.__ray_call__.remote(functools.partial(digest, MODULE)), timeout=PATIENCE)
+        assert held == digest(MODULE, algorithm.env_runner) == saved.digest
+        assert {each.version for each in ledger.probe().values()} == {ledger.registry.head().number}
+    finally:
+        algorithm.stop()
+
+
 def test_a_learner_in_a_process_of_its_own_is_published_and_rolled_back_whole(tmp_path: Path) -> None:
     algorithm = config(1).learners(num_learners=1, num_cpus_per_learner=0).build_algo()
     try:
