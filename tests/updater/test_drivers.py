@@ -37,9 +37,8 @@ from weightledger.updater.receiver import receive
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 NAMES = ("driven-0", "driven-1")
-# One that has imported torch already: it forks a driver in no time.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tests.updater.driving"])
+# A fork server would be quicker, but one that was started before the cluster does not know the cluster's token.
+_context = multiprocessing.get_context("spawn")
 
 
 def detached() -> list[Any]:
