@@ -31,9 +31,8 @@ settings.load_profile("weightledger")
 COMMAND = re.compile(r"^\$ ((?:weightledger|export WEIGHTLEDGER_)(?:.*\\\n)*.*)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """Run a Ray cluster on this machine until the session ends; its actors belong to `weightledger-tests`."""
+def start_cluster() -> None:
+    """Start a Ray cluster on this machine; actors belong to `weightledger-tests`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     import ray
 
@@ -45,6 +44,22 @@ def ray_cluster() -> Iterator[None]:
         log_to_driver=False,
         namespace="weightledger-tests",
     )
+
+
+def restart_cluster() -> None:
+    """Start it again, for a page: libraries may have put a cluster of their own in its place, which prints into it."""
+    import ray
+
+    ray.shutdown()
+    start_cluster()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Run a Ray cluster on this machine until the session ends."""
+    start_cluster()
+    import ray
+
     yield
     ray.shutdown()
 
@@ -59,6 +74,7 @@ def place_for_examples(request: pytest.FixtureRequest) -> None:
     if "import ray" in request.node.path.read_text(encoding="utf-8"):
         # Without it, the page's first remote call would start a cluster of its own that outlives the page.
         request.getfixturevalue("ray_cluster")
+        restart_cluster()
 
 
 @pytest.hookimpl(wrapper=True)
