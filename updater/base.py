@@ -34,7 +34,7 @@ from weightledger.updater.probing import Probing
 from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
 from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
-from weightledger.updater.server import Mark, ServerWeights, Shelf, mark_of
+from weightledger.updater.server import Mark, ServerWeights, Shelf, View, mark_of
 from weightledger.updater.serving import HeadMovedError, Request
 from weightledger.updater.settling import Trouble
 from weightledger.updater.update import Update
@@ -258,10 +258,11 @@ class RemoteWeightUpdaterBase(ABC):
                 resend=force,
                 about={"step": step, "metrics": metrics, "metadata": metadata, "message": message},
             )
-            self._follow_head(request)
             if wait:
+                # Whether the head moved is seen under the lock, together with all else that a publish has to see.
                 self._drain()
                 return self._run_on_head(request)
+            self._follow_head(request)
             if request.publish:
                 self._copy_now(request)
             return self._run_later(request)
@@ -570,6 +571,11 @@ class RemoteWeightUpdaterBase(ABC):
         if number not in self._marks:
             self._marks[number] = mark_of(self.registry.ledger.version(conn, number))
         return self._marks[number]
+
+    def _look(self, conn: Connection, *, pinned: bool = True) -> View:
+        pins = self.registry.ledger.pins(conn) if pinned else []
+        marks = {number: self._mark(conn, number) for number in {pin.version for pin in pins}}
+        return View(pins, marks, self._lineage(conn))
 
     def _lineage(self, conn: Connection) -> tuple[tuple[int, int], ...]:
         if self._ranges is None:

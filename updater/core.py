@@ -11,9 +11,14 @@ from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     GetTimeoutError,
+    NodeDiedError,
     ObjectLostError,
+    OutOfMemoryError,
+    PendingCallsLimitExceeded,
     RayActorError,
     RayError,
+    RayTaskError,
+    WorkerCrashedError,
 )
 
 from weightledger.registry import Registry
@@ -31,6 +36,10 @@ from weightledger.updater.settling import Trouble
 
 # Ray sends arguments up to 100 KB inside the call; through the object store so small ones take twice as long.
 _INLINE_BYTES = 96 * 1024
+# What Ray raises when the worker's process is no more, or may be no more.
+_PROCESS_ENDED = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
+# What is raised before the worker's code runs: `receive` itself raises nothing.
+_NEVER_ARRIVED = (RayTaskError, PendingCallsLimitExceeded)
 
 
 class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
@@ -185,7 +194,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     def _explain(self, seat: Seat, error: BaseException) -> Trouble:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        if isinstance(error, RayActorError):
+        if isinstance(error, _PROCESS_ENDED):
             life = find_lives({seat.id: seat.handle}).get(seat.id)
             if isinstance(life, Trouble):
                 return life
@@ -195,7 +204,11 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             if isinstance(error, ActorUnavailableError) and life == known:
                 return Trouble("doubtful", text)
             return Trouble("restarting", text)
-        return Trouble("bytes_lost" if isinstance(error, ObjectLostError) else "failed", text)
+        if isinstance(error, ObjectLostError):
+            return Trouble("bytes_lost", text)
+        # An error of Ray's own that says nothing of the push leaves open whether it was carried out.
+        arrived = isinstance(error, RayError) and not isinstance(error, _NEVER_ARRIVED)
+        return Trouble("doubtful" if arrived else "failed", text)
 
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
         return find_lives({seat.id: seat.handle for seat in seats})

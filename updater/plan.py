@@ -87,7 +87,7 @@ def decide(
 
 def refused_tensors(nonfinite: Sequence[str], allow_nonfinite: bool | Collection[str]) -> tuple[str, ...]:
     """Return the names whose NaN or infinity is not allowed."""
-    if allow_nonfinite is True:
+    if not nonfinite or allow_nonfinite is True:
         return ()
     globs = () if allow_nonfinite is False else allow_nonfinite
     return tuple(name for name in nonfinite if not any(fnmatchcase(name, glob) for glob in globs))

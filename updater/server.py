@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weightledger.registry.records import Version
+from weightledger.registry.records import Pin, Version
 from weightledger.updater.push import Probe, Push
 
 
@@ -22,6 +22,17 @@ class Mark:
 def mark_of(version: Version) -> Mark:
     """Return the mark of a version."""
     return Mark(version.number, version.digest, version.nonfinite)
+
+
+@dataclass(frozen=True)
+class View:
+    """What decides about targets, beside the head, at one moment."""
+
+    pins: Sequence[Pin]
+    pinned: Mapping[int, Mark]
+    """The versions that the pins stand for, by number."""
+    lineage: Sequence[tuple[int, int]]
+    """The closed number ranges that the head descends through, newest first."""
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from weightledger.registry.errors import ConflictError
-from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication
+from weightledger.registry.store.publishing import Draft, Publication
 from weightledger.registry.weights import codec
-from weightledger.registry.weights.payload import Packer, Payload
-from weightledger.updater.server import Mark, ServerWeights
+from weightledger.registry.weights.packing import Packer
+from weightledger.registry.weights.payload import Payload
+from weightledger.updater.server import Mark, ServerWeights, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightledger.updater.base import RemoteWeightUpdaterBase
+
+
+# Below this the transport takes less time than a thread to wait for it.
+_ASIDE_BYTES = 128 << 10
 
 
 class HeadMovedError(ConflictError):
@@ -62,6 +67,8 @@ class Serving:
         self._lock = ExitStack()
         self.publication: Publication | None = None
         """What this update publishes; None when nothing changed."""
+        self.view: View | None = None
+        """The pins, if they were seen together with the head that was published upon."""
         self.failure: BaseException | None = None
         """Why the publication could not be made durable; raised once the receipts were taken."""
 
@@ -71,6 +78,9 @@ class Serving:
         if draft is None:
             draft = self._up._draft(weights, self._request.about)
         if draft is None:
+            with self._ledger.reading() as conn:
+                self._check_head(self._ledger.head_number(conn))
+                self.view = self._up._look(conn)
             return self._serve_head()
         self._draft = draft
         self._stack.callback(draft.release)
@@ -84,9 +94,11 @@ class Serving:
             )
             publication.hash()
             with self._ledger.reading() as conn:
-                self._check_head(conn)
-                number = self._ledger.next_number(conn)
-                publication.find_equal(conn)
+                found = publication.look(conn)
+                self.view = self._up._look(conn, pinned=found.pinned)
+            if found.unfinished:
+                publisher.recover()
+            self._check_head(found.head)
             head = self._up.head
             if head is not None and publication.digest == head.digest:
                 publication.fail(ConflictError("the content is the head's already"))
@@ -94,7 +106,7 @@ class Serving:
                 return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
             self.publication, self._lock = publication, lock
             server = self._outfit(
-                number,
+                found.last_number + 1,
                 publication.digest,
                 publication.nonfinite,
                 draft.weights.payload,
@@ -107,10 +119,9 @@ class Serving:
         self._up.shelf.put(server)
         return server
 
-    def _check_head(self, conn: Connection) -> None:
+    def _check_head(self, found: int | None) -> None:
         # Takeovers drain what is in flight first, so the head that the updater knows is the one that the weights were
         # trained from, plus this updater's own publishes.
-        found = self._ledger.head_number(conn)
         expected = None if self._up.head is None else self._up.head.number
         if found != expected:
             raise HeadMovedError(
@@ -120,7 +131,7 @@ class Serving:
             )
 
     def _worth_a_thread(self, draft: Draft) -> bool:
-        return draft.weights.payload.buffer.nbytes >= INLINE_BYTES and not self._up.maps_weights
+        return draft.weights.payload.buffer.nbytes >= _ASIDE_BYTES and not self._up.maps_weights
 
     def _serve_head(self) -> ServerWeights:
         head = self._up.head

@@ -119,7 +119,7 @@ def _earlier(seat: Seat, push: Push, receipt: Receipt) -> tuple[Settlement, ...]
 
 def was_left_open(seat: Seat, note: Note) -> bool:
     """Tell whether a note is of a push that an earlier updater never got an answer to."""
-    return any(pending.order == note.order for pending in seat.open_pending)
+    return bool(seat.open_pending) and any(pending.order == note.order for pending in seat.open_pending)
 
 
 def is_on_record(seat: Seat, note: Note, incarnation: str) -> bool:

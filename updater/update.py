@@ -18,12 +18,11 @@ from sqlalchemy import Connection
 from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.audit import resolve_target
 from weightledger.registry.log.fleet import Settlement
-from weightledger.registry.records import Pin
 from weightledger.updater.plan import Action, Known, Situation, Target, decide, refused_tensors
-from weightledger.updater.push import Receipt
+from weightledger.updater.push import Push, Receipt
 from weightledger.updater.reports import Status, SyncReport, WorkerOutcome
 from weightledger.updater.seats import Flight, Seat, stretch_of
-from weightledger.updater.server import Mark, ServerWeights
+from weightledger.updater.server import Mark, ServerWeights, View
 from weightledger.updater.serving import Request, Serving
 from weightledger.updater.settling import (
     Reading,
@@ -68,8 +67,8 @@ class Update:
         self._stack = ExitStack()
         self._serving = Serving(updater, request, self._stack)
         self._head: Mark | None = None
-        self._pins: list[Pin] = []
-        self._pinned: dict[int, Mark] = {}
+        self._view = View((), {}, ())
+        self._targets: dict[tuple[int, bool], Target] = {}
         self._ready: dict[int, ServerWeights] = {}
         self._outcomes: dict[int, WorkerOutcome] = {}
         self._outstanding: dict[int, _Work] = {}
@@ -148,30 +147,34 @@ class Update:
         }
         self._await()
         self._report_standing(works)
-        self._up._tidy({self._head.digest} | {mark.digest for mark in self._pinned.values()})
+        self._up._tidy({self._head.digest} | {mark.digest for mark in self._view.pinned.values()})
 
     def _look(self) -> None:
         """See the head, the pins and the versions they name, in one view."""
+        if self._head is not None and self._serving.view is not None:
+            self._view = self._serving.view
+            return
         with self._ledger.reading() as conn:
             if self._head is None:
                 number = self._ledger.head_number(conn)
                 self._head = None if number is None else self._up._mark(conn, number)
-            self._pins = self._ledger.pins(conn)
-            wanted = {pin.version for pin in self._pins}
-            self._pinned = {number: self._up._mark(conn, number) for number in wanted}
-            self._ranges = self._up._lineage(conn)
+            self._view = self._up._look(conn)
 
     def _target(self, seat: Seat) -> Target:
         assert self._head is not None
-        _, pin = resolve_target(seat.name, self._pins, self._head.number)
-        mark = self._head if pin is None else self._pinned[pin.version]
-        return self._as_target(self.request.version or mark, pinned=pin is not None)
+        _, pin = resolve_target(seat.name, self._view.pins, self._head.number)
+        mark = self._head if pin is None else self._view.pinned[pin.version]
+        return self._as_target(self.request.version or mark, pin is not None)
 
-    def _as_target(self, mark: Mark, *, pinned: bool) -> Target:
-        # Mapped bytes have a digest of their own, which is known once they were handed out.
-        found = self._up.shelf.find(mark.digest)
-        sent = mark.digest if found is None else found.sent_digest
-        return Target(mark.number, sent, pinned, mark.nonfinite)
+    def _as_target(self, mark: Mark, pinned: bool) -> Target:
+        # Thousands of workers have few targets between them.
+        target = self._targets.get((mark.number, pinned))
+        if target is None:
+            # Mapped bytes have a digest of their own, which is known once they were handed out.
+            found = self._up.shelf.find(mark.digest)
+            sent = mark.digest if found is None else found.sent_digest
+            target = self._targets[mark.number, pinned] = Target(mark.number, sent, pinned, mark.nonfinite)
+        return target
 
     def _plan(self, seat: Seat) -> _Work:
         target = self._target(seat)
@@ -185,7 +188,7 @@ class Update:
             in_flight=seat.flight is not None,
             forced=forced or seat.owed,
             resend=self.request.resend or seat.owed,
-            on_lineage=known is not None and lineage.contains(self._ranges, known.version),
+            on_lineage=known is not None and lineage.contains(self._view.lineage, known.version),
         )
         return decide(
             situation,
@@ -248,21 +251,25 @@ class Update:
 
     def _send(self, works: Sequence[_Work], order: int) -> None:
         """Let all pushes leave; nobody is waited for."""
+        # A worker that gives up says so while it is still listened to.
+        patience = max(0.0, _WORKER_SHARE * (self._deadline - time.monotonic()))
+        outfits: dict[tuple[int, bool], ServerWeights] = {}
         for work in works:
-            seat, server = work.seat, work.server
+            seat, server, bare = work.seat, work.server, work.action == "relabel"
             assert server is not None
-            # A worker that gives up says so while it is still listened to.
-            push = self._up._push_for(
-                server, order, max(0.0, _WORKER_SHARE * (self._deadline - time.monotonic()))
-            )
+            outfit = outfits.get((id(server), bare))
+            if outfit is None:
+                push = self._up._push_for(server, order, patience)
+                outfit = replace(server, push=push, handle=None if bare else server.handle)
+                outfits[id(server), bare] = outfit
+            assert isinstance(outfit.push, Push)
             # Until the transport has it: an interrupt in between must not leave a push that is never answered.
-            flight = Flight(push, Trouble("doubtful", "interrupted while it was sent"), work.target.pinned)
+            flight = Flight(
+                outfit.push, Trouble("doubtful", "interrupted while it was sent"), work.target.pinned
+            )
             seat.flight = flight
-            bare = work.action == "relabel"
             try:
-                flight.handle = self._up._sync_weights_with_worker(
-                    seat.id, replace(server, push=push, handle=None if bare else server.handle)
-                )
+                flight.handle = self._up._sync_weights_with_worker(seat.id, outfit)
             except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
                 flight.handle = self._up._explain(seat, error)
 

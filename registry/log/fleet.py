@@ -21,7 +21,8 @@ from sqlalchemy.orm import aliased
 
 from weightledger.registry.errors import InUseError, NotFoundError
 from weightledger.registry.log.ledger import Ledger, now
-from weightledger.registry.log.models import HoldingRow, Policy, UtcDateTime, VersionRow, Worker
+from weightledger.registry.log.models import HoldingRow, Policy, UtcDateTime, Worker
+from weightledger.registry.log.statements import Statement
 
 Verdict = Literal["confirmed", "seen", "kept", "unknown", "drifted", "silent", "lost", "gone", "removed"]
 
@@ -107,17 +108,25 @@ _FREE = ("gone", _LEFT)
 """States in which no run steers a worker, even if the one that did lives on."""
 
 
-# Built once: building a statement costs several times what running it does.
-_NEXT_ORDER = (
+_NEXT_ORDER = Statement(
     update(Policy)
     .where(Policy.id == bindparam("policy"))
     .values(last_order=Policy.last_order + 1)
     .returning(Policy.last_order)
 )
-_PUSHED = select(VersionRow.id, VersionRow.number, VersionRow.digest).where(
-    VersionRow.policy_id == bindparam("policy"), VersionRow.number.in_(bindparam("numbers", expanding=True))
+_INTEND = Statement(
+    insert(HoldingRow).values(
+        policy_id=bindparam("policy"),
+        worker_id=bindparam("w"),
+        version_id=bindparam("version"),
+        number=bindparam("number"),
+        digest=bindparam("digest"),
+        sent_digest=bindparam("sent"),
+        order=bindparam("o"),
+        run_id=bindparam("run"),
+        pushed_at=bindparam("at"),
+    )
 )
-_INTEND = insert(HoldingRow)
 _OPEN = (HoldingRow.worker_id == bindparam("w"), HoldingRow.ended_at.is_(None))
 _OPEN_HELD = (*_OPEN, HoldingRow.confirmed_at.is_not(None))
 _OPEN_PENDING = (*_OPEN, HoldingRow.confirmed_at.is_(None))
@@ -126,7 +135,7 @@ _LAST_EVIDENCE = select(Worker.evidence_at).where(Worker.id == HoldingRow.worker
 # An earlier life's holding ended with its process, at the last time that there was evidence of it; one of the same life
 # was replaced by what the receipt confirms.
 _OF_EARLIER_LIFE = HoldingRow.incarnation != bindparam("inc")
-_END_PREVIOUS = (
+_END_PREVIOUS = Statement(
     update(HoldingRow)
     .where(*_OPEN_HELD, HoldingRow.order != bindparam("o"))
     .values(
@@ -134,7 +143,7 @@ _END_PREVIOUS = (
         ended_how=case((_OF_EARLIER_LIFE, "lost"), else_="replaced"),
     )
 )
-_CONFIRM = (
+_CONFIRM = Statement(
     update(HoldingRow)
     .where(
         HoldingRow.worker_id == bindparam("w"),
@@ -151,7 +160,7 @@ _CONFIRM = (
 )
 # Older pushes that were never settled cannot arrive any more: the worker has confirmed a higher order.
 _NEWER = aliased(HoldingRow)
-_END_OVERTAKEN = (
+_END_OVERTAKEN = Statement(
     update(HoldingRow)
     .where(
         HoldingRow.policy_id == bindparam("policy"),
@@ -168,7 +177,7 @@ _END_OVERTAKEN = (
     )
     .values(ended_at=bindparam("at"), ended_how="unconfirmed")
 )
-_FAIL = (
+_FAIL = Statement(
     update(HoldingRow)
     .where(
         HoldingRow.worker_id == bindparam("w"),
@@ -177,23 +186,25 @@ _FAIL = (
     )
     .values(ended_at=bindparam("at"), ended_how="failed")
 )
-_END_OLDER = (
+_END_OLDER = Statement(
     update(HoldingRow)
     .where(*_OPEN_PENDING, HoldingRow.order < bindparam("o"))
     .values(ended_at=bindparam("at"), ended_how="unconfirmed")
 )
-_END_PENDING = (
+_END_PENDING = Statement(
     update(HoldingRow).where(*_OPEN_PENDING).values(ended_at=bindparam("at"), ended_how=bindparam("how"))
 )
-_END_HELD = update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
-_HEARD = (
+_END_HELD = Statement(
+    update(HoldingRow).where(*_OPEN_HELD).values(ended_at=_LAST_EVIDENCE, ended_how=bindparam("how"))
+)
+_HEARD = Statement(
     update(Worker)
     .where(Worker.id == bindparam("w"))
     .values(
         state=bindparam("s"), detail=bindparam("d"), evidence_at=bindparam("at"), incarnation=bindparam("inc")
     )
 )
-_UNHEARD = (
+_UNHEARD = Statement(
     update(Worker).where(Worker.id == bindparam("w")).values(state=bindparam("s"), detail=bindparam("d"))
 )
 
@@ -257,41 +268,35 @@ def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
     policy, run, at = ledger.policy_ref(conn), ledger.run_id(conn), now()
     order = next_order(ledger, conn)
     wanted = {push.version for push in pushes}
-    versions = {
-        row.number: row for row in conn.execute(_PUSHED, {"policy": policy.id, "numbers": list(wanted)})
-    }
-    missing = wanted - versions.keys()
+    places = ledger.places(conn, wanted)
+    missing = wanted - places.keys()
     if missing:
         raise NotFoundError(f"no version {min(missing)} in policy {policy.name!r} to push")
-    if pushes:
-        conn.execute(
-            _INTEND,
-            [
-                {
-                    "policy_id": policy.id,
-                    "worker_id": push.worker,
-                    "version_id": versions[push.version].id,
-                    "number": push.version,
-                    "digest": versions[push.version].digest,
-                    "sent_digest": push.sent_digest,
-                    "order": order,
-                    "incarnation": None,
-                    "run_id": run,
-                    "pushed_at": at,
-                    "confirmed_at": None,
-                    "ended_at": None,
-                    "ended_how": None,
-                }
-                for push in pushes
-            ],
-        )
+    _INTEND.run_each(
+        conn,
+        ("w", "version", "number", "digest", "sent"),
+        [
+            (
+                push.worker,
+                places[push.version].id,
+                push.version,
+                places[push.version].digest,
+                push.sent_digest,
+            )
+            for push in pushes
+        ],
+        policy=policy.id,
+        run=run,
+        at=at,
+        o=order,
+    )
     return order
 
 
 def next_order(ledger: Ledger, conn: Connection) -> int:
     """Take the policy's next order number: higher than that of any push by any run."""
     policy = ledger.policy_ref(conn)
-    return conn.execute(_NEXT_ORDER, {"policy": policy.id}).scalar_one()
+    return int(_NEXT_ORDER.first(conn, policy=policy.id)[0])
 
 
 def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) -> None:
@@ -341,29 +346,31 @@ def leave(conn: Connection, workers: Sequence[int], why: str) -> None:
 
 
 def _confirm(conn: Connection, policy: int, items: Sequence[Settlement], at: datetime) -> None:
-    rows = [
-        {"w": item.worker, "o": item.order, "at": at, "inc": item.incarnation, "sent": item.sent_digest}
-        for item in items
-    ]
-    conn.execute(_END_PREVIOUS, [{key: row[key] for key in ("w", "o", "at", "inc")} for row in rows])
-    conn.execute(_CONFIRM, rows)
-    conn.execute(_END_OVERTAKEN, {"policy": policy, "at": at})
+    _END_PREVIOUS.run_each(
+        conn, ("w", "o", "inc"), [(item.worker, item.order, item.incarnation) for item in items], at=at
+    )
+    _CONFIRM.run_each(
+        conn,
+        ("w", "o", "inc", "sent"),
+        [(item.worker, item.order, item.incarnation, item.sent_digest) for item in items],
+        at=at,
+    )
+    _END_OVERTAKEN.run(conn, policy=policy, at=at)
 
 
 def _fail(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
-    conn.execute(_FAIL, [{"w": item.worker, "o": item.order, "at": at} for item in items])
+    _FAIL.run_each(conn, ("w", "o"), [(item.worker, item.order) for item in items], at=at)
     # A push that never reached the worker says nothing of those before it.
-    heard = [item for item in items if item.incarnation is not None]
-    if heard:
-        conn.execute(_END_OLDER, [{"w": item.worker, "o": item.order, "at": at} for item in heard])
+    heard = [(item.worker, item.order) for item in items if item.incarnation is not None]
+    _END_OLDER.run_each(conn, ("w", "o"), heard, at=at)
 
 
 def _close_pending(conn: Connection, items: Iterable[Settlement], how: str, at: datetime) -> None:
-    conn.execute(_END_PENDING, [{"w": item.worker, "at": at, "how": how} for item in items])
+    _END_PENDING.run_each(conn, ("w",), [(item.worker,) for item in items], at=at, how=how)
 
 
 def _close_held(conn: Connection, items: Iterable[Settlement], how: str) -> None:
-    conn.execute(_END_HELD, [{"w": item.worker, "how": how} for item in items])
+    _END_HELD.run_each(conn, ("w",), [(item.worker,) for item in items], how=how)
 
 
 def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime) -> None:
@@ -371,24 +378,15 @@ def _update_workers(conn: Connection, items: Sequence[Settlement], at: datetime)
     # there. A push that never reached the worker tells nothing of its state either.
     heard = [item for item in items if item.incarnation is not None]
     unheard = [item for item in items if item.incarnation is None and item.verdict != "kept"]
-    if heard:
-        conn.execute(
-            _HEARD,
-            [
-                {
-                    "w": item.worker,
-                    "s": _STATES[item.verdict],
-                    "d": item.detail,
-                    "at": at,
-                    "inc": item.incarnation,
-                }
-                for item in heard
-            ],
-        )
+    _HEARD.run_each(
+        conn,
+        ("w", "s", "d", "inc"),
+        [(item.worker, _STATES[item.verdict], item.detail, item.incarnation) for item in heard],
+        at=at,
+    )
     if unheard:
-        conn.execute(
-            _UNHEARD,
-            [{"w": item.worker, "s": _STATES[item.verdict], "d": item.detail} for item in unheard],
+        _UNHEARD.run_each(
+            conn, ("w", "s", "d"), [(item.worker, _STATES[item.verdict], item.detail) for item in unheard]
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,18 +39,21 @@ from weightledger.registry.log.models import (
 )
 from weightledger.registry.log.runs import RunKeeper
 from weightledger.registry.log.staleness import lineage_of
+from weightledger.registry.log.statements import Statement
 from weightledger.registry.records import Pin, Version
 
 Ref = int | str | Version
 
 NUMBER = re.compile(r"v?(\d+)")
 _STRUCTURES = 64  # remembered at once; a run of training has one or two
+_KNOWN_PLACES = 1024  # remembered at once; an update needs those of the head and of the pins
 _IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
 
-# Statements that every publish and update runs are built once: building one costs several times what running it does.
 _POLICY = select(Policy.id).where(Policy.name == bindparam("policy"))
-_HEAD = select(func.max(VersionRow.number)).where(
-    VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored"
+_HEAD = Statement(
+    select(func.max(VersionRow.number)).where(
+        VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored"
+    )
 )
 _ROW = select(VersionRow).where(
     VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number")
@@ -65,9 +68,15 @@ _METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
     Metric.version_id.in_(bindparam("versions", expanding=True))
 )
 _FILE = select(Snapshot).where(Snapshot.id == bindparam("snapshot"))
-_LAST_NUMBER = select(Policy.last_number).where(Policy.id == bindparam("policy"))
+_PLACES = select(VersionRow.number, VersionRow.id, VersionRow.digest).where(
+    VersionRow.policy_id == bindparam("policy"), VersionRow.number.in_(bindparam("numbers", expanding=True))
+)
 _RUN = select(Run.id).where(Run.id == bindparam("run"))
-_ADD_EVENT = insert(EventRow)
+_ADD_EVENT = Statement(
+    insert(EventRow).values(
+        {column: bindparam(column.key) for column in EventRow.__table__.c if column.key != "id"}
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,14 @@ class FileEntry:
     uri: str
     file_bytes: int
     stored: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """What never changes of a version: its row, and the digest of its content."""
+
+    id: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +135,7 @@ class Ledger:
         self._known: PolicyRef | None = None
         self._recorded_run: str | None = None
         self._structures: dict[str, int] = {}
+        self._places: dict[int, Place] = {}
 
     # ------------------------------------------------------------------ transactions and identities
 
@@ -134,6 +152,8 @@ class Ledger:
         except BaseException:
             # They may have been seen inside of the transaction that is undone now.
             self._known = self._recorded_run = None
+            self._structures.clear()
+            self._places.clear()
             raise
 
     def find_policy(self, conn: Connection) -> PolicyRef | None:
@@ -199,22 +219,17 @@ class Ledger:
             return
         policy, run, at = self.policy_ref(conn), self.run_id(conn), now()
         user = self.runs.current().user
-        conn.execute(
-            _ADD_EVENT,
+        _ADD_EVENT.run_each(
+            conn,
+            ("kind", "version", "worker", "reason", "details"),
             [
-                {
-                    "policy_id": policy.id,
-                    "at": at,
-                    "kind": kind,
-                    "run_id": run,
-                    "user": user,
-                    "version": version,
-                    "worker": worker,
-                    "reason": reason,
-                    "details": values.encode(dict(details), "event details"),
-                }
+                (kind, version, worker, reason, values.encode(dict(details), "event details"))
                 for kind, version, worker, reason, details in lines
             ],
+            policy_id=policy.id,
+            at=at,
+            run_id=run,
+            user=user,
         )
 
     def structure_id(self, conn: Connection, structure: Mapping[str, Any]) -> int:
@@ -242,7 +257,8 @@ class Ledger:
         policy = self.find_policy(conn)
         if policy is None:
             return None
-        return conn.scalar(_HEAD, {"policy": policy.id})
+        number: int | None = _HEAD.first(conn, policy=policy.id)[0]
+        return number
 
     def head(self, conn: Connection) -> Version:
         """Return the head.
@@ -338,11 +354,20 @@ class Ledger:
             return []
         return self._select(conn, policy, and_(VersionRow.number > number, VersionRow.state == "stored"))
 
-    def next_number(self, conn: Connection) -> int:
-        """Return the number that the next version gets, as long as the caller holds the policy's lock."""
+    def places(self, conn: Connection, numbers: Collection[int]) -> dict[int, Place]:
+        """Return the rows of versions by number; those that there are not are left out."""
         policy = self.find_policy(conn)
-        last = None if policy is None else conn.scalar(_LAST_NUMBER, {"policy": policy.id})
-        return (last or 0) + 1
+        missing = [number for number in numbers if number not in self._places]
+        if policy is not None and missing:
+            for number, key, digest in conn.execute(_PLACES, {"policy": policy.id, "numbers": missing}):
+                self.learn(number, Place(key, digest))
+        return {number: self._places[number] for number in numbers if number in self._places}
+
+    def learn(self, number: int, place: Place) -> None:
+        """Remember where a version stands."""
+        if len(self._places) >= _KNOWN_PLACES:
+            self._places.clear()
+        self._places[number] = place
 
     def files_of(self, conn: Connection, number: int) -> tuple[FileEntry, FileEntry | None]:
         """Return the snapshot of a version, and that of its extra state."""

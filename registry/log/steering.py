@@ -38,7 +38,7 @@ def roll_back(
         )
     wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
     source = ledger.row(conn, wanted.number)
-    number = append(
+    number, _ = append(
         ledger,
         conn,
         state="stored",
@@ -148,7 +148,7 @@ def unpin(ledger: Ledger, conn: Connection, worker: str) -> None:
 def record_metrics(ledger: Ledger, conn: Connection, ref: Ref, metrics: Mapping[str, float]) -> Version:
     """Write numbers that were learnt about a version after it was published."""
     found = ledger.resolve(conn, ref)
-    write_metrics(ledger, conn, ledger.row(conn, found.number), metrics)
+    write_metrics(ledger, conn, ledger.row(conn, found.number).id, metrics)
     ledger.event(conn, "metrics", version=found.number, details=dict(metrics))
     return ledger.version(conn, found.number)
 

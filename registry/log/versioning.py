@@ -6,74 +6,143 @@ Numbers are taken in the transaction that writes their row. Callers hold the pol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, literal_column, select, update
 
 from weightledger.registry import values
 from weightledger.registry.errors import ConflictError
-from weightledger.registry.log.ledger import Entry, FileEntry, Ledger, NewFile, check_number, file_entry, now
-from weightledger.registry.log.models import Metric, Policy, Snapshot, VersionRow
+from weightledger.registry.log.ledger import (
+    Entry,
+    FileEntry,
+    Ledger,
+    NewFile,
+    Place,
+    check_number,
+    now,
+)
+from weightledger.registry.log.models import Metric, PinRow, Policy, Snapshot, VersionRow
+from weightledger.registry.log.statements import Statement
 
-_FIND_STORED = (
-    select(Snapshot)
+_FIND_STORED = Statement(
+    select(Snapshot.id, Snapshot.digest, Snapshot.uri, Snapshot.file_bytes)
     .where(Snapshot.digest == bindparam("digest"), Snapshot.stored)
     .order_by(Snapshot.id.desc())
     .limit(1)
 )
-_ADD_FILE = insert(Snapshot)
-_ADD_VERSION = insert(VersionRow)
-_NEXT_NUMBER = (
+_ADD_FILE = Statement(
+    insert(Snapshot)
+    .values(
+        digest=bindparam("digest"),
+        uri=bindparam("uri"),
+        file_bytes=bindparam("file_bytes"),
+        stored=False,
+        deleting=False,
+        created_at=bindparam("at"),
+    )
+    .returning(Snapshot.id)
+)
+_ADD_VERSION = Statement(
+    insert(VersionRow)
+    .values(
+        {column: bindparam(f"new_{column.key}") for column in VersionRow.__table__.c if column.key != "id"}
+    )
+    .returning(VersionRow.id)
+)
+_NEXT_NUMBER = Statement(
     update(Policy)
     .where(Policy.id == bindparam("policy"))
     .values(last_number=Policy.last_number + 1)
     .returning(Policy.last_number)
 )
-_FILE_STORED = update(Snapshot).where(Snapshot.id == bindparam("key")).values(stored=True)
-_VERSION_STORED = update(VersionRow).where(VersionRow.id == bindparam("key")).values(state="stored")
-_UNFINISHED = select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
-    VersionRow.policy_id == bindparam("policy"), VersionRow.state == literal_column("'writing'")
+_FILE_STORED = Statement(update(Snapshot).where(Snapshot.id == bindparam("key")).values(stored=True))
+_VERSION_STORED = Statement(
+    update(VersionRow).where(VersionRow.id == bindparam("key")).values(state="stored")
 )
+_WRITING = and_(VersionRow.policy_id == bindparam("policy"), VersionRow.state == literal_column("'writing'"))
+_UNFINISHED = select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(_WRITING)
+_HEAD = (
+    select(func.max(VersionRow.number))
+    .where(VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored")
+    .scalar_subquery()
+)
+_STANDING = Statement(
+    select(
+        Policy.last_number,
+        VersionRow.number,
+        func.coalesce(VersionRow.depth, 0),
+        select(VersionRow.id).where(_WRITING).exists().label("unfinished"),
+        select(PinRow.id).where(PinRow.policy_id == bindparam("policy")).exists().label("pinned"),
+    )
+    .select_from(Policy)
+    .outerjoin(VersionRow, and_(VersionRow.policy_id == Policy.id, VersionRow.number == _HEAD))
+    .where(Policy.id == bindparam("policy"))
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a policy stands; true for as long as its lock is held."""
+
+    last_number: int = 0
+    head: int | None = None
+    depth: int = 0
+    """Publishes along the lineage from its root to the head."""
+    unfinished: bool = False
+    """Whether a writer died half-way; see `recovery`."""
+    pinned: bool = False
+    """Whether there are pins."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A version whose row is written, and which is not stored yet."""
+
+    number: int
+    id: int
+    parent: int | None
+    snapshots: tuple[int, ...]
+    """Rows of its files."""
+
+
+def standing(ledger: Ledger, conn: Connection) -> Standing:
+    """See, at once, what a publish has to know. The caller holds the policy's lock."""
+    policy = ledger.find_policy(conn)
+    if policy is None:
+        return Standing()
+    last_number, head, depth, unfinished, pinned = _STANDING.first(conn, policy=policy.id)
+    return Standing(last_number, head, depth, bool(unfinished), bool(pinned))
 
 
 def find_stored(conn: Connection, digest: str) -> FileEntry | None:
     """Return a stored file of equal content, of any policy."""
-    row = conn.execute(_FIND_STORED, {"digest": digest}).first()
-    return None if row is None else file_entry(row)
+    row = _FIND_STORED.first(conn, digest=digest)
+    if row is None:
+        return None
+    key, found, uri, file_bytes = row
+    return FileEntry(key, found, uri, file_bytes, stored=True)
 
 
 def add_file(conn: Connection, file: NewFile) -> int:
     """Announce a file that is about to be written; `store_version` makes it stored."""
-    made = conn.execute(
-        _ADD_FILE,
-        {
-            "digest": file.digest,
-            "uri": file.uri,
-            "file_bytes": file.file_bytes,
-            "stored": False,
-            "deleting": False,
-            "created_at": now(),
-        },
-    ).inserted_primary_key
-    assert made is not None
+    made = _ADD_FILE.first(conn, digest=file.digest, uri=file.uri, file_bytes=file.file_bytes, at=now())
     return int(made[0])
 
 
-def check_parent(ledger: Ledger, conn: Connection, parent: int | None) -> int | None:
-    """Compare the head with the one a writer builds on, and return it.
+def check_parent(ledger: Ledger, found: Standing, parent: int | None) -> None:
+    """Compare the head with the one that a writer builds on.
 
     Raises:
         ConflictError: `parent` is given and is not the head.
     """
     check_number("parent", parent)
-    head = ledger.head_number(conn)
-    if parent is not None and parent != (head or 0):
-        found = "the policy is empty" if head is None else f"the head is v{head}"
+    if parent is not None and parent != (found.head or 0):
+        head = "the policy is empty" if found.head is None else f"the head is v{found.head}"
         raise ConflictError(
-            f"policy {ledger.policy!r} moved: expected the head to be v{parent}, but {found}; "
+            f"policy {ledger.policy!r} moved: expected the head to be v{parent}, but {head}; "
             "look at what was published since, then publish again with parent= set to the head"
         )
-    return head
 
 
 def open_version(
@@ -85,13 +154,10 @@ def open_version(
     structure_id: int,
     extra_snapshot_id: int | None,
     extra_structure_id: int | None,
-    parent: int | None,
-) -> int:
-    """Take the next number and write its row as `writing`."""
-    depth = 1
-    if parent is not None:
-        depth = ledger.row(conn, parent).depth + 1
-    return append(
+    upon: Standing,
+) -> Opened:
+    """Take the next number and write its row as `writing`; its parent is the head."""
+    number, key = append(
         ledger,
         conn,
         state="writing",
@@ -100,26 +166,27 @@ def open_version(
         structure_id=structure_id,
         extra_snapshot_id=extra_snapshot_id,
         extra_structure_id=extra_structure_id,
-        parent=parent,
+        parent=upon.head,
         restores=None,
-        depth=depth,
+        depth=upon.depth + 1,
         step=entry.step,
         metadata=values.encode(dict(entry.metadata), "metadata"),
         message=entry.message,
         nonfinite=list(entry.nonfinite),
         size_bytes=entry.size_bytes,
     )
+    files = (snapshot_id,) if extra_snapshot_id is None else (snapshot_id, extra_snapshot_id)
+    return Opened(number, key, upon.head, files)
 
 
-def store_version(ledger: Ledger, conn: Connection, number: int, entry: Entry) -> None:
+def store_version(ledger: Ledger, conn: Connection, version: Opened, entry: Entry) -> None:
     """Make a `writing` version the head: its files are durable now."""
-    row = ledger.row(conn, number)
-    for key in (row.snapshot_id, row.extra_snapshot_id):
-        if key is not None:
-            conn.execute(_FILE_STORED, {"key": key})
-    conn.execute(_VERSION_STORED, {"key": row.id})
-    write_metrics(ledger, conn, row, entry.metrics)
-    ledger.event(conn, "publish", version=number, reason=entry.message, details={"parent": row.parent})
+    _FILE_STORED.run_each(conn, ("key",), [(key,) for key in version.snapshots])
+    _VERSION_STORED.run(conn, key=version.id)
+    write_metrics(ledger, conn, version.id, entry.metrics)
+    ledger.event(
+        conn, "publish", version=version.number, reason=entry.message, details={"parent": version.parent}
+    )
 
 
 def lose_version(ledger: Ledger, conn: Connection, number: int, reason: str) -> None:
@@ -141,33 +208,36 @@ def unfinished(ledger: Ledger, conn: Connection) -> list[tuple[int, list[FileEnt
     return result
 
 
-def append(ledger: Ledger, conn: Connection, **columns: Any) -> int:
-    """Take the next number and write a row with it."""
+def append(ledger: Ledger, conn: Connection, **columns: Any) -> tuple[int, int]:
+    """Take the next number and write a row with it; returns the number and the row's id."""
     policy = ledger.policy_ref(conn)
-    number = conn.execute(_NEXT_NUMBER, {"policy": policy.id}).scalar_one()
+    number = int(_NEXT_NUMBER.first(conn, policy=policy.id)[0])
     row = columns | {
         "policy_id": policy.id,
         "number": number,
         "run_id": ledger.run_id(conn),
         "created_at": now(),
     }
-    conn.execute(_ADD_VERSION, row)
-    return number
+    made = _ADD_VERSION.first(conn, **{f"new_{name}": value for name, value in row.items()})
+    key = int(made[0])
+    ledger.learn(number, Place(key, columns["digest"]))
+    return number, key
 
 
-def write_metrics(ledger: Ledger, conn: Connection, row: Row[Any], metrics: Mapping[str, float]) -> None:
-    """Write numbers about a version, replacing older ones of the same names."""
+def write_metrics(ledger: Ledger, conn: Connection, version: int, metrics: Mapping[str, float]) -> None:
+    """Write numbers about a version, given by its row, replacing older ones of the same names."""
     if not metrics:
         return
-    conn.execute(delete(Metric).where(Metric.version_id == row.id, Metric.name.in_(list(metrics))))
+    policy = ledger.policy_ref(conn)
+    conn.execute(delete(Metric).where(Metric.version_id == version, Metric.name.in_(list(metrics))))
     conn.execute(
         insert(Metric),
         [
             # A NaN is not a value that databases agree on; NULL stands for it.
             {
-                "version_id": row.id,
+                "version_id": version,
                 "name": name,
-                "policy_id": row.policy_id,
+                "policy_id": policy.id,
                 "value": None if value != value else value,
             }
             for name, value in metrics.items()

@@ -26,12 +26,14 @@ from weightledger.registry.errors import InUseError, InvalidWeightsError, NotFou
 from weightledger.registry.log import steering, versioning
 from weightledger.registry.log.ledger import Entry, FileEntry, Ledger, NewFile, check_text
 from weightledger.registry.log.runs import file_tag, policy_lock
+from weightledger.registry.log.versioning import Opened, Standing
 from weightledger.registry.records import Version
 from weightledger.registry.store.inspection import is_whole
 from weightledger.registry.store.recovery import recover_locked
 from weightledger.registry.store.snapshots import SnapshotStore, SnapshotWriter
 from weightledger.registry.weights import codec
-from weightledger.registry.weights.payload import Packer, Payload
+from weightledger.registry.weights.packing import Packer
+from weightledger.registry.weights.payload import Payload
 
 # Below this a thread costs more than the write that it would take off the caller's hands.
 INLINE_BYTES = 4 << 20
@@ -151,11 +153,14 @@ class Publisher:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only writer of this policy, after clearing away what a dead one left half-way."""
+        """Be the only writer of this policy."""
         with policy_lock(self.folder, self.ledger.policy):
-            # Files without a row wait for the next open: a publish must not slow down as the folder fills.
-            recover_locked(self.ledger, self.store, sweep=False)
             yield
+
+    def recover(self) -> None:
+        """Clear away what a dead writer left half-way. The caller holds the lock."""
+        # Files without a row wait for the next open: a publish must not slow down as the folder fills.
+        recover_locked(self.ledger, self.store, sweep=False)
 
     def publish(self, draft: Draft, parent: int | None = None) -> Version:
         """Store a draft durably and append its version.
@@ -172,8 +177,10 @@ class Publisher:
             try:
                 publication.hash()
                 with self.ledger.reading() as conn:
-                    versioning.check_parent(self.ledger, conn, parent)
-                    publication.find_equal(conn)
+                    found = publication.look(conn)
+                if found.unfinished:
+                    self.recover()
+                versioning.check_parent(self.ledger, found, parent)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
                 publication.join()
@@ -204,9 +211,9 @@ class Publication:
         self._ledger = publisher.ledger
         self._store = publisher.store
         self.draft = draft
-        self.number = 0
-        """The version's number, from `open` on."""
-        self.parent: int | None = None
+        self.opened: Opened | None = None
+        """The version's row, from `open` on."""
+        self._upon = Standing()
         self._weights = _FileJob(draft.weights, publisher)
         try:
             self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
@@ -215,6 +222,11 @@ class Publication:
             self._weights.abort()
             raise
         self.nonfinite: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The version's number; 0 before `open`."""
+        return 0 if self.opened is None else self.opened.number
 
     @property
     def digest(self) -> str:
@@ -234,19 +246,20 @@ class Publication:
         for job in self._jobs():
             job.join()
 
-    def find_equal(self, conn: Connection) -> None:
-        """Look for stored files of equal content, and read them: a damaged one is not shared."""
+    def look(self, conn: Connection) -> Standing:
+        """See where the policy stands, and find stored files of equal content: a damaged one is not shared."""
+        self._upon = versioning.standing(self._ledger, conn)
         for job in self._jobs():
             file = versioning.find_stored(conn, job.part.payload.digest)
             if file is not None:
                 job.may_share = file.uri if is_whole(self._store, file) else None
+        return self._upon
 
-    def open(self, conn: Connection) -> int:
-        """Take a number and write the row, in the caller's transaction."""
-        self.parent = self._ledger.head_number(conn)
+    def open(self, conn: Connection) -> None:
+        """Take a number and write the row, in the caller's transaction, upon what `look` saw."""
         for job in self._jobs():
             job.share(self._shareable(conn, job))
-        self.number = versioning.open_version(
+        self.opened = versioning.open_version(
             self._ledger,
             conn,
             self.entry(),
@@ -258,9 +271,8 @@ class Publication:
                 if self.draft.extra is None
                 else self._ledger.structure_id(conn, self.draft.extra.structure)
             ),
-            parent=self.parent,
+            upon=self._upon,
         )
-        return self.number
 
     def store(self) -> None:
         """Make the files durable under their names."""
@@ -269,7 +281,8 @@ class Publication:
 
     def close(self, conn: Connection) -> None:
         """Make the version the head, in the caller's transaction."""
-        versioning.store_version(self._ledger, conn, self.number, self.entry())
+        assert self.opened is not None
+        versioning.store_version(self._ledger, conn, self.opened, self.entry())
 
     def fail(self, error: BaseException) -> None:
         """Take back what can be taken back; a number that was taken stays, marked lost."""

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weightledger.registry.errors import InvalidWeightsError
-from weightledger.registry.weights import leaves
+from weightledger.registry.weights import leaves, raw
 from weightledger.registry.weights.layout import Spec
 from weightledger.registry.weights.live import Live, align, identity, look_at, tied_groups
 from weightledger.registry.weights.payload import Payload
-
-SMALL_BYTES: Final = 64 << 10
-"""Up to here moving the bytes costs less than asking torch to copy a tensor."""
 
 
 @dataclass
@@ -297,7 +294,7 @@ def _grouped(writes: list[Write], specs: tuple[Spec, ...]) -> list[Group]:
 def _way(tensor: Tensor, spec: Spec) -> Way:
     flat, inference = tensor.is_contiguous(), tensor.is_inference()
     as_it_is = flat and tensor.device.type == "cpu" and leaves.CODES[tensor.dtype] == spec.code
-    return Way(flat, inference, as_it_is and not inference and spec.end - spec.start <= SMALL_BYTES)
+    return Way(flat, inference, as_it_is and not inference and spec.end - spec.start <= raw.SMALL_BYTES)
 
 
 def still_good(plan: Plan | None, payload: Payload, target: object, cast: bool) -> Plan | None:

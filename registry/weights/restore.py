@@ -14,18 +14,17 @@ Rules:
 from __future__ import annotations
 
 import copy
-import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weightledger.registry import values
 from weightledger.registry.errors import InvalidWeightsError
-from weightledger.registry.weights import structure
+from weightledger.registry.weights import raw, structure
 from weightledger.registry.weights.digest import value_hash
 from weightledger.registry.weights.fitting import (
     Group,
@@ -40,11 +39,6 @@ from weightledger.registry.weights.live import identity, live_digest, set_at
 from weightledger.registry.weights.payload import Payload
 
 __all__ = ["CopyResult", "Plan", "check_fit", "copy_into", "live_digest"]
-
-# PyDLL keeps the interpreter lock, which is quicker than giving it up for a copy of this size.
-_memmove: Final = ctypes.PyDLL(None).memmove
-_memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_memmove.restype = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +111,10 @@ def _copy(plan: Plan, payload: Payload) -> None:
 
 def _move(group: Group, payload: Payload) -> None:
     base = payload.buffer.ctypes.data + payload.layout.data_start
-    for (address, _, _), (start, nbytes) in zip(group.known, group.spans, strict=True):
-        _memmove(address, base + start, nbytes)
+    raw.move(
+        (address, base + start, nbytes)
+        for (address, _, _), (start, nbytes) in zip(group.known, group.spans, strict=True)
+    )
     torch.autograd.graph.increment_version(group.tensors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import isfinite
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,8 @@ from weightledger.registry.weights.leaves import TORCH_DTYPES
 
 _WHOLE: Final = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 _CHUNK: Final = 1 << 22  # bytes looked at together where there is no pass over the memory itself
+# Elements; with one more torch would start its threads, which then spin on the cores that workers are waiting for.
+_ALONE: Final = 32767
 
 
 def region_views(data: Bytes, specs: Sequence[Spec], *, flat: bool = False) -> list[Tensor]:
@@ -49,8 +52,12 @@ def has_nonfinite(data: Bytes, code: str) -> bool:
     # overflow, and halves would be widened in a copy.
     with torch.inference_mode(False), torch.no_grad():
         (row,) = _run_rows(data, [Spec("", "F32" if code == "C64" else code, (), 0, data.nbytes)])
-        low, high = torch.aminmax(row)
-        return not bool(torch.isfinite(low) & torch.isfinite(high))
+        return not all(map(_finite, torch.split(row, _ALONE)))
+
+
+def _finite(row: Tensor) -> bool:
+    low, high = torch.aminmax(row)
+    return isfinite(low.item()) and isfinite(high.item())
 
 
 def _run_end(specs: Sequence[Spec], at: int) -> int:

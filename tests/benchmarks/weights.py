@@ -22,6 +22,7 @@ class Net(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
+        self.size = size
         layers = next(count for limit, count in _SHAPES if size <= limit)
         width = max(1, round((size / 4 / layers) ** 0.5))
         with torch.device("meta"):
@@ -31,6 +32,11 @@ class Net(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.zero_()
+
+    def __reduce__(self) -> Any:
+        # Workers make their own: Ray would keep what is in the arguments of an actor's constructor for as long as the
+        # actor lives, a gigabyte a worker.
+        return Net, (self.size,)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         first = next(self.parameters())

@@ -7,7 +7,8 @@ from typing import Any
 
 from weightledger.registry.store.snapshots import LocalSnapshots
 from weightledger.registry.weights import codec
-from weightledger.registry.weights.payload import Packer, Payload, parse
+from weightledger.registry.weights.packing import Packer
+from weightledger.registry.weights.payload import Payload, parse
 
 
 def packed(weights: Any, *, extra: bool = False) -> Payload:

@@ -17,7 +17,7 @@ from torch import nn
 
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.live import live_digest
-from weightledger.registry.weights.payload import Packer
+from weightledger.registry.weights.packing import Packer
 from weightledger.updater import acting, held_version
 from weightledger.updater.push import Inspection, Probe, Push, Receipt
 from weightledger.updater.receiver import receive

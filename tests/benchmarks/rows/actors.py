@@ -26,6 +26,8 @@ def _measure(setting: Setting, row: str, defaults: dict[int, tuple[int, ...]]) -
         handles = workers.hire(largest(cases)[1])
         for size, count in cases:
             fleet = workers.Fleet(handles[:count], weights.make(size))
+            # Those that have no part in it hold nothing big from an earlier case either.
+            workers.build(handles[count:], KB)
             workers.build(fleet.handles, size)
             with setting.folder() as folder, ledger(LEDGER, folder, fleet) as ours:
                 contenders = [ours, put_and_load(PUT, fleet), write_and_sync(DISK, folder, fleet.learner)]

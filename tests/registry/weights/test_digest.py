@@ -103,7 +103,7 @@ def test_the_digest_of_known_content_never_changes() -> None:
 def test_every_process_computes_the_same_digest() -> None:
     program = (
         "import torch; from weightledger.registry.weights.codec import flatten;"
-        "from weightledger.registry.weights.payload import Packer;"
+        "from weightledger.registry.weights.packing import Packer;"
         "print(Packer().pack(flatten({'w': torch.arange(4.0), 'k': {'b': 1, 'a': 'x'}})).digest)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -27,7 +27,8 @@ from weightledger.registry.errors import CorruptionError, InvalidWeightsError, S
 from weightledger.registry.weights import layout as layouts
 from weightledger.registry.weights.codec import flatten
 from weightledger.registry.weights.leaves import TORCH_DTYPES
-from weightledger.registry.weights.payload import Packer, Payload, parse, write_plain
+from weightledger.registry.weights.packing import Packer
+from weightledger.registry.weights.payload import Payload, parse, write_plain
 
 
 def one_of_each() -> dict[str, Tensor]:
@@ -279,7 +280,7 @@ def test_packing_needs_one_copy_of_the_state() -> None:
     program = """
 import resource, torch
 from weightledger.registry.weights.codec import flatten
-from weightledger.registry.weights.payload import Packer
+from weightledger.registry.weights.packing import Packer
 size = 400 << 20
 weights = {f"w{i}": torch.ones(size // 16, dtype=dtype) for i, dtype in enumerate([torch.float32, torch.bfloat16] * 2)}
 size = sum(tensor.nbytes for tensor in weights.values())

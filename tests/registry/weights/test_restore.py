@@ -30,7 +30,8 @@ from torch import nn
 from tests.registry.snapshot_helpers import digest, loaded, packed, stored
 from weightledger.registry.errors import InvalidWeightsError
 from weightledger.registry.weights.codec import flatten
-from weightledger.registry.weights.payload import Packer, Payload, parse
+from weightledger.registry.weights.packing import Packer
+from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import check_fit, copy_into, live_digest
 
 
