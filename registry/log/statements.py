@@ -48,7 +48,7 @@ class Statement:
     """
 
     def __init__(self, clause: ClauseElement) -> None:
-        self._clause = clause
+        self.clause = clause
         self._ready: _Ready | None = None
 
     def run(self, conn: Connection, **values: Any) -> None:
@@ -93,7 +93,7 @@ class Statement:
 
     def _in_words_of(self, dialect: Dialect) -> _Ready:
         if self._ready is None or self._ready.dialect != dialect.name:
-            self._ready = _compile(self._clause, dialect)
+            self._ready = _compile(self.clause, dialect)
         return self._ready
 
 

@@ -183,7 +183,7 @@ class Publisher:
                 versioning.check_parent(self.ledger, found, parent)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
-                publication.join()
+                publication.write(aside=False)
                 with self.ledger.writing() as conn:
                     publication.open(conn)
                 publication.store()
@@ -241,10 +241,16 @@ class Publication:
         self._publisher.hashed(self.digest)
         self.nonfinite = self.draft.weights.payload.nonfinite()
 
-    def join(self) -> None:
-        """Wait until the files' bodies are written."""
+    def write(self, *, aside: bool = True) -> None:
+        """Write the files to their end, under temporary names; the number is known since `look`.
+
+        Args:
+            aside: let threads do it; `store` waits for them.
+        """
         for job in self._jobs():
-            job.join()
+            job.seal(self._upon.last_number + 1, aside=aside)
+            if not aside:
+                job.join()
 
     def look(self, conn: Connection) -> Standing:
         """See where the policy stands, and find stored files of equal content: a damaged one is not shared."""
@@ -273,6 +279,7 @@ class Publication:
             ),
             upon=self._upon,
         )
+        assert self.number == self._upon.last_number + 1, "the policy's lock was not held"
 
     def store(self) -> None:
         """Make the files durable under their names."""
@@ -333,7 +340,7 @@ class Publication:
 
 
 class _FileJob:
-    """Writes one payload to one file, its body in a thread when it is big."""
+    """Writes one payload to one file. Under its temporary name it may be whole before there is a row."""
 
     def __init__(self, part: Part, publisher: Publisher) -> None:
         self.part = part
@@ -342,34 +349,62 @@ class _FileJob:
         self._writer: SnapshotWriter | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._header: bytes | None = None
+        self._ready = threading.Event()
+        """The header is there, or will never be."""
         self._shared: FileEntry | None = None
         self.may_share: str | None = None
         """A stored file of equal content that was read and found whole."""
         self._uri: str | None = None
         if part.payload.buffer.nbytes >= INLINE_BYTES:
-            self._writer = self._store.create(self._file_id)
-            thread = threading.Thread(target=self._write_body, name="weightledger-write", daemon=True)
-            try:
-                thread.start()
-            except BaseException:
-                self._writer.abort()
-                raise
-            self._thread = thread
+            self._write_aside()
 
     @property
     def _name(self) -> str:
         return f"{self.part.payload.digest.removeprefix('blake3:')}-{self._file_id}.safetensors"
 
-    def _write_body(self) -> None:
+    def seal(self, version: int, *, aside: bool) -> None:
+        """Give the file its header, after which it can be written to its end.
+
+        Args:
+            version: the number that the version is going to have.
+            aside: whether a thread writes a small file; a big one always has its thread.
+        """
+        if self.may_share is not None or self._header is not None:
+            return
+        self._header = self.part.payload.sealed(version=version, structure=self.part.structure)
+        self._ready.set()
+        if self._writer is None and aside:
+            self._write_aside()
+        elif self._writer is None:
+            self._writer = self._store.create(self._file_id)
+            self._write()
+
+    def _write_aside(self) -> None:
+        self._writer = self._store.create(self._file_id)
+        thread = threading.Thread(target=self._write, name="weightledger-write", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._writer.abort()
+            raise
+        self._thread = thread
+
+    def _write(self) -> None:
         assert self._writer is not None
         start = self.part.payload.layout.data_start
         try:
             self._writer.write_at(start, self.part.payload.buffer[start:])
+            self._ready.wait()
+            if self._header is not None:
+                self._writer.write_at(0, self._header)
+                self._writer.sync()
         except BaseException as error:  # noqa: BLE001 - `join` raises it in the thread that publishes
             self._error = error
 
     def join(self) -> None:
-        if self._thread is not None:
+        """Wait until the file is written to its end, if it has its header."""
+        if self._thread is not None and self._header is not None:
             self._thread.join()
             self._thread = None
         if self._error is not None:
@@ -377,6 +412,8 @@ class _FileJob:
 
     def share(self, entry: FileEntry | None) -> None:
         self._shared = entry
+        if entry is None:
+            self.may_share = None
 
     def announce(self, ledger: Ledger, conn: Connection) -> int:
         if self._shared is not None:
@@ -389,19 +426,15 @@ class _FileJob:
         if self._shared is not None:
             self.abort()
             return
-        payload = self.part.payload
-        payload.seal(version=version, structure=self.part.structure)
-        if self._writer is None:
-            self._writer = self._store.create(self._file_id)
-            self._writer.write_at(0, payload.buffer)
-        else:
-            self.join()
-            self._writer.write_at(0, payload.buffer[: payload.layout.data_start])
+        self.seal(version, aside=False)
+        self.join()
+        assert self._writer is not None
         self._uri = self._writer.commit(self._name)
         self._writer = None
 
     def abort(self, *, unnamed_only: bool = False) -> None:
         """Leave no file behind; one that has its name already goes too, unless a stored row may name it."""
+        self._ready.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -46,6 +46,14 @@ class SnapshotWriter(Protocol):
         """
         ...
 
+    def sync(self) -> None:
+        """Make durable what was written, so that `commit` has less to do.
+
+        Raises:
+            StorageError: The disk refused; the writer is aborted.
+        """
+        ...
+
     def commit(self, name: str) -> str:
         """Make the file durable under a name that was never used before, and return its URI.
 
@@ -241,6 +249,7 @@ class LocalWriter:
         self._fd: int | None = fd
         self._direct: int | None = None
         self._end = 0
+        self._synced = False
 
     def write_at(self, offset: int, buffer: Buffer) -> None:
         """Write bytes at an offset; large ones past the page cache, where disk and alignment allow it."""
@@ -248,17 +257,26 @@ class LocalWriter:
 
         view = as_bytes(buffer).data
         self._end = max(self._end, offset + view.nbytes)
+        self._synced = False
         with self._storing():
             done = self._write_direct(offset, view) if view.nbytes >= _DIRECT_BYTES else 0
             _write(self._open_fd(), view[done:], offset + done)
+
+    def sync(self) -> None:
+        """Make durable what was written."""
+        with self._storing():
+            os.fdatasync(self._open_fd())
+        self._synced = True
 
     def commit(self, name: str) -> str:
         """Make the file durable under a name that was never used before."""
         final = self._path.with_name(name)
         if "/" in name or name.startswith(".") or not name:
             raise ValueError(f"expected a file name that does not begin with a dot, found {name!r}")
+        self._open_fd()
+        if not self._synced:
+            self.sync()
         with self._storing():
-            os.fdatasync(self._open_fd())
             self._close()
             _give_name(self._path, final)
             try:

@@ -188,8 +188,8 @@ def sealed_room(layout: Layout, unsealed: bytes) -> int:
     return len(unsealed) + layout.hashes_room + _SEAL_ROOM
 
 
-def write_header(buffer: memoryview, layout: Layout, text: bytes) -> None:
-    """Put a header into the room before the data.
+def header_block(layout: Layout, text: bytes) -> bytes:
+    """Return everything that stands before the data: the length, and the header in the room that it was given.
 
     Raises:
         InvalidWeightsError: It is longer than the room that was reserved.
@@ -199,8 +199,7 @@ def write_header(buffer: memoryview, layout: Layout, text: bytes) -> None:
         raise InvalidWeightsError(
             f"the header needs {len(text)} bytes, {room} were reserved: pack the weights again"
         )
-    buffer[:LENGTH_BYTES] = room.to_bytes(LENGTH_BYTES, "little")
-    buffer[LENGTH_BYTES : layout.data_start] = text.ljust(room)
+    return room.to_bytes(LENGTH_BYTES, "little") + text.ljust(room)
 
 
 def header_bytes(prefix: bytes, size: int, what: str) -> int:

@@ -24,10 +24,10 @@ from weightledger.registry.weights.layout import (
     Layout,
     Spec,
     arrange,
+    header_block,
     header_text,
     sealed_room,
     with_room,
-    write_header,
 )
 from weightledger.registry.weights.leaves import CODES
 from weightledger.registry.weights.payload import Payload
@@ -64,7 +64,7 @@ class Packer:
         payload.structure, payload.policy, payload.step = content.structure, policy, step
         self._payload = None
         self._way.copy()
-        write_header(buffer.data, layout, text)
+        buffer.data[: layout.data_start] = header_block(layout, text)
         # Only now: what failed on the way must not be taken for the schema of what the buffer holds.
         self._payload, self._schema, self._content = payload, schema, weakref.ref(content)
         return payload

@@ -26,10 +26,10 @@ from weightledger.registry.weights.layout import (
     Layout,
     Spec,
     arrange,
+    header_block,
     header_text,
     read_header,
     with_room,
-    write_header,
 )
 from weightledger.registry.weights.views import has_nonfinite, region_views
 
@@ -103,10 +103,12 @@ class Payload:
             )
         self.hashes, self._digest = found, total
 
-    def seal(
+    def sealed(
         self, *, version: int | None = None, structure: dict[str, Json] | None = None, threads: int = 1
-    ) -> None:
-        """Write the final header into the room that was kept for it: hashes, digest, structure, origin.
+    ) -> bytes:
+        """Return what a file has before the data: the final header, with hashes, digest, structure and origin.
+
+        The buffer keeps its own header, since others may be reading it.
 
         Args:
             version: The number of the version that the file is written for.
@@ -115,20 +117,17 @@ class Payload:
         """
         if self.hashes is None:
             self.hash(threads)
-        if structure is not None:
-            self.structure = structure
-        self.version = version
         text = header_text(
             self.layout,
             values=self.values,
-            structure=self.structure,
+            structure=self.structure if structure is None else structure,
             policy=self.policy or "",
             step=self.step,
             version=version,
             digest=self.digest,
             hashes=self.hashes,
         )
-        write_header(self.buffer.data, self.layout, text)
+        return header_block(self.layout, text)
 
     def nonfinite(self) -> tuple[str, ...]:
         """Return the names, sorted, of all tensors that hold NaN or an infinity; tied names each."""
@@ -208,10 +207,8 @@ def write_plain(payload: Payload, path: str | os.PathLike[str]) -> None:
     layout = arrange(((name, spec.code, spec.shape) for name, spec in by_name.items()), {}, ())
     text = b"{" + layout.entries + (b"," if layout.entries else b"") + b'"__metadata__":{"format":"pt"}}'
     layout = with_room(layout, len(text))
-    header = bytearray(layout.data_start)
-    write_header(memoryview(header), layout, text)
     with _whole_file(target, layout.nbytes) as file:
-        file.write(header)
+        file.write(header_block(layout, text))
         for spec in layout.specs:
             file.write(payload.array_for(spec.name).data)
 

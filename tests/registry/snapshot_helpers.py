@@ -19,10 +19,15 @@ def packed(weights: Any, *, extra: bool = False) -> Payload:
     return payload
 
 
+def seal(payload: Payload, version: int = 1) -> None:
+    """Make a payload's buffer what its file would be."""
+    payload.buffer.data[: payload.layout.data_start] = payload.sealed(version=version)
+
+
 def stored(weights: Any, folder: Path, *, extra: bool = False) -> Payload:
     """Pack, seal, write to a file, read it back, parse and prove it."""
     payload = packed(weights, extra=extra)
-    payload.seal(version=1)
+    seal(payload)
     store = LocalSnapshots(folder)
     with store.create("one") as writer:
         writer.write_at(payload.layout.data_start, payload.buffer[payload.layout.data_start :])

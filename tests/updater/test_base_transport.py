@@ -14,7 +14,9 @@ from torch import nn
 
 from weightledger.registry import InUseError, Registry
 from weightledger.registry.weights.live import live_digest
+from weightledger.registry.weights.payload import Payload
 from weightledger.updater import RemoteWeightUpdaterBase, ServerWeights, held_version
+from weightledger.updater.base import no_op
 from weightledger.updater.receiver import receive
 
 
@@ -155,3 +157,47 @@ def test_names_are_claimed_like_those_of_ray_workers(updater: ThreadUpdater) -> 
     again = [SimpleNamespace(policy=constant(-1.0), unreachable=False)]
     with pytest.raises(InUseError, match="'t0'"):
         ThreadUpdater(constant(1.0), again, updater.registry)
+
+
+def test_bytes_that_the_transport_cannot_take_leave_no_push_behind(tmp_path: Path) -> None:
+    """A full object store: the version is lost, no worker is waited for, and the next update goes on."""
+
+    class Narrow(ThreadUpdater):
+        full = False
+
+        @no_op
+        def _maybe_map_weights(self, weights: Any) -> Any:
+            return weights
+
+        def _distribute(self, payload: Payload) -> Any:
+            if self.full:
+                raise MemoryError("no room for it")
+            return super()._distribute(payload)
+
+    def large(value: float) -> nn.Linear:
+        module = nn.Linear(300, 300)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(value)
+        return module
+
+    held = [SimpleNamespace(policy=large(-1.0), unreachable=False) for _ in range(2)]
+    registry = Registry.open(tmp_path)
+    with Narrow(large(1.0), held, registry, timeout=30.0) as updater:
+        updater.update_weights().raise_for_failures()
+        updater.full = True
+        with pytest.raises(MemoryError, match="no room"):
+            updater.update_weights(large(2.0))
+        assert registry.head().number == 1
+        assert registry.get(2).state == "lost"
+        assert [status.held for status in registry.workers()] == [1, 1]
+        assert [status.pending for status in registry.workers()] == [None, None]
+        assert {(event.kind, event.version) for event in registry.events() if "no room" in event.reason} == {
+            ("lost", 2),
+            ("sync_failed", 2),
+        }
+        updater.full = False
+        report = updater.update_weights(large(3.0))
+        assert (report.version, [outcome.held for outcome in report.workers.values()]) == (3, [3, 3])
+        check_truth(updater)
+        updater.pool.shutdown()

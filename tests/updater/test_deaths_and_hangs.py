@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ObjectLostError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    PendingCallsLimitExceeded,
+    RpcError,
+    WorkerCrashedError,
+)
 from torch import nn
 
 from tests.updater.actors import (
@@ -61,6 +68,28 @@ def test_a_dead_worker_is_named_and_hides_nothing_of_the_others(tmp_path: Path) 
         assert updater.probe()[1].error
         assert kinds(updater.registry, "w1") == ["worker_lost"]  # once, however often it is found dead
         check_truth(updater, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds_of_trouble"),
+    [
+        (OutOfMemoryError("killed"), {"restarting", "dead"}),
+        (NodeDiedError("gone"), {"restarting", "dead"}),
+        (WorkerCrashedError(), {"restarting", "dead"}),
+        (RpcError("broken pipe"), {"doubtful"}),
+        (PendingCallsLimitExceeded("full"), {"failed"}),
+        (TypeError("cannot pickle"), {"failed"}),
+        (ObjectLostError("0" * 56, None, ""), {"bytes_lost"}),
+    ],
+)
+def test_what_ray_raises_says_no_more_than_is_known(
+    error: Exception, kinds_of_trouble: set[str], tmp_path: Path
+) -> None:
+    """Killed for want of memory: such a worker holds nothing any more, whatever kind of error says so."""
+    updater, _ = steer(tmp_path, borrow(1))
+    with updater:
+        learn(updater, 1.0)
+        assert updater._explain(updater.seats.get(0), error).kind in kinds_of_trouble
 
 
 def test_a_worker_that_dies_while_nothing_is_sent_is_noticed_by_the_next_update(tmp_path: Path) -> None:

@@ -125,15 +125,15 @@ def test_a_live_writer_is_not_taken_for_a_dead_one(registry: Registry) -> None:
     """An open beside a publish that is under way leaves its row and its file alone."""
     registry.publish(weights(1))
     reached, go_on = threading.Event(), threading.Event()
-    sync = os.fdatasync
+    sync = snapshots._sync_folder
 
-    def slow(fd: int) -> None:
+    def slow(folder: Path) -> None:
         reached.set()
         assert go_on.wait(60)
-        sync(fd)
+        sync(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdatasync", slow)
+        patch.setattr(snapshots, "_sync_folder", slow)
         writer = threading.Thread(target=registry.publish, args=(weights(2),))
         writer.start()
         assert reached.wait(60)
@@ -370,7 +370,7 @@ def _another_run(registry: Registry) -> Any:
 def test_files_are_durable_before_any_row_says_stored(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Promise 1's order, as the operating system sees it: data, name, folder, and only then the last commit."""
+    """Promise 1's order, as the operating system sees it: data, row, name and folder, and only then the last commit."""
     registry.publish(weights(1))
     told: list[str] = []
 
@@ -386,7 +386,7 @@ def test_files_are_durable_before_any_row_says_stored(
     monkeypatch.setattr(snapshots, "_sync_folder", note("folder", snapshots._sync_folder))
     event.listen(registry.engine, "commit", lambda conn: told.append("commit"))
     registry.publish(weights(2), extra=_extra(2, SMALL))
-    assert told[-7:] == ["data", "name", "folder", "data", "name", "folder", "commit"]
+    assert told[-8:] == ["data", "data", "commit", "name", "folder", "name", "folder", "commit"]
     with registry.ledger.reading() as conn:
         assert conn.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "SQLite itself syncs every commit"
         assert conn.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"

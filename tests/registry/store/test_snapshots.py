@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.registry.snapshot_helpers import loaded, packed, stored
+from tests.registry.snapshot_helpers import loaded, packed, seal, stored
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 from weightledger.registry.testing import SnapshotStoreTests
@@ -151,6 +151,27 @@ def test_a_file_that_cannot_be_opened_is_a_storage_error(tmp_path: Path) -> None
     assert store.uris() == []
 
 
+def test_what_was_written_after_a_sync_is_made_durable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+
+    def fdatasync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with LocalSnapshots(tmp_path).create("one") as writer:
+        writer.write_at(0, b"abc")
+        writer.sync()
+        writer.write_at(3, b"def")
+        writer.commit("one.safetensors")
+    with LocalSnapshots(tmp_path).create("two") as writer:
+        writer.write_at(0, b"abcdef")
+        writer.sync()
+        writer.commit("two.safetensors")
+    assert synced == [3, 6, 6]
+
+
 def test_where_links_are_not_possible_a_rename_still_overwrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +240,7 @@ def test_reading_and_writing_files_needs_no_torch() -> None:
 
 def test_packed_bytes_reach_the_disk_as_they_are(tmp_path: Path) -> None:
     payload = packed({"w": torch_arange()})
-    payload.seal(version=1)
+    seal(payload)
     store = LocalSnapshots(tmp_path)
     assert store.read(committed(store, payload.buffer.tobytes())).tobytes() == payload.buffer.tobytes()
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests.registry.snapshot_helpers import loaded, packed, stored
+from tests.registry.snapshot_helpers import loaded, packed, seal, stored
 from weightledger.registry.errors import CorruptionError, InvalidWeightsError, StorageError
 from weightledger.registry.weights import layout as layouts
 from weightledger.registry.weights.codec import flatten
@@ -46,7 +46,7 @@ def bits(tensor: Tensor) -> bytes:
 
 def sealed(weights: object) -> bytes:
     payload = packed(weights)
-    payload.seal(version=3)
+    seal(payload, version=3)
     return payload.buffer.tobytes()
 
 
@@ -255,6 +255,40 @@ def test_weights_of_inference_mode_are_packed_inside_and_outside_of_it() -> None
     assert packer.pack(flatten({"w": torch.ones(3)})).tensors()["w"].tolist() == [1, 1, 1]
 
 
+def test_the_same_content_is_copied_as_it_is_now_however_its_memory_reads() -> None:
+    """Bytes are moved where memory is content; strides and lazy conjugation are not in the bytes."""
+    base = torch.arange(6.0)
+    wave = torch.tensor([1 + 2j, 3 - 4j])
+    weights = {"w": base, "t": base.view(2, 3).t(), "c": wave.conj(), "big": torch.zeros(100_000)}
+    packer, content = Packer(), flatten(weights)
+    for turn in range(3):
+        found = packer.pack(content).tensors()
+        for name, tensor in weights.items():
+            assert torch.equal(found[name], tensor), name
+        assert packer.holds(content)
+        base += turn
+        weights["big"] += 1
+        assert not packer.holds(content)
+
+
+def test_a_tensor_that_becomes_lazily_conjugated_keeps_its_meaning() -> None:
+    weights = {"c": torch.tensor([1 + 2j, 3 - 4j])}
+    packer, content = Packer(), flatten(weights)
+    packer.pack(content)
+    weights["c"].data = weights["c"].data.conj()
+    assert packer.pack(content).tensors()["c"].tolist() == [1 - 2j, 3 + 4j]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 32_766, 32_767, 32_768, 99_999])
+def test_one_bad_number_is_found_wherever_it_stands(place: int, bad: float, dtype: torch.dtype) -> None:
+    weights = torch.ones(100_000, dtype=dtype)
+    assert packed({"w": weights}).nonfinite() == ()
+    weights[place] = bad
+    assert packed({"w": weights}).nonfinite() == ("w",)
+
+
 def test_a_header_that_no_reader_would_open_is_refused() -> None:
     """ST-25: and the packer works on."""
     packer = Packer()
@@ -289,7 +323,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 packer = Packer()
 for _ in range(2):
     payload = packer.pack(flatten(weights))
-    payload.hash(); payload.nonfinite(); payload.seal(version=1)
+    payload.hash(); payload.nonfinite(); payload.sealed(version=1)
     assert packer.holds(flatten(weights))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / size)
 """

@@ -27,7 +27,7 @@ from tensordict import (
 )
 from torch import nn
 
-from tests.registry.snapshot_helpers import digest, loaded, packed, stored
+from tests.registry.snapshot_helpers import digest, loaded, packed, seal, stored
 from weightledger.registry.errors import InvalidWeightsError
 from weightledger.registry.weights.codec import flatten
 from weightledger.registry.weights.packing import Packer
@@ -42,7 +42,7 @@ def net() -> nn.Sequential:
 def sent(weights: Any) -> Payload:
     """Pack weights and parse the bytes again, as a worker does."""
     payload = packed(weights)
-    payload.seal(version=1)
+    seal(payload)
     return parse(payload.buffer.tobytes(), "sent")
 
 
