@@ -35,8 +35,8 @@ class _State:
         self.notes: dict[Series, Note | None] = {}
         self.last_orders: dict[Series, int] = {}
         self.plans: dict[Series, dict[int, Any]] = {}
-        self.layouts: dict[Series, Any] = {}
-        """The last layout of each series: a header that begins like it is not read tensor by tensor again."""
+        self.openings: dict[Series, Any] = {}
+        """How the last bytes of each series began: a header that begins like it is not read tensor by tensor again."""
         self._changed = threading.Condition()
         self._acting = 0
         self._pushing = False
@@ -246,8 +246,8 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     try:
         if payload.nbytes != push.nbytes:
             raise ValueError(f"expected {push.nbytes} bytes of v{push.version}, received {payload.nbytes}")
-        parsed = parse(payload, f"v{push.version} as received", known=state.layouts.get(push.series))
-        state.layouts[push.series] = parsed.layout
+        parsed = parse(payload, f"v{push.version} as received", known=state.openings.get(push.series))
+        state.openings[push.series] = parsed.opening
         if push.apply is None:
             target = _target(worker, push.locate)
         else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from weightledger.registry.errors import ConflictError
-from weightledger.registry.store.publishing import Draft, Publication
+from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.packing import Packer
 from weightledger.registry.weights.payload import Payload
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightledger.updater.base import RemoteWeightUpdaterBase
-
-
-# Below this the transport takes less time than a thread to wait for it.
-_ASIDE_BYTES = 128 << 10
 
 
 class HeadMovedError(ConflictError):
@@ -106,7 +102,7 @@ class Serving:
                 lock.close()
                 return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
             self.publication, self._lock, self._spread = publication, lock, spread
-            publication.write()
+            publication.seal()
             server = self._outfit(
                 found.last_number + 1,
                 publication.digest,
@@ -133,7 +129,7 @@ class Serving:
             )
 
     def _worth_a_thread(self, draft: Draft) -> bool:
-        return draft.weights.payload.buffer.nbytes >= _ASIDE_BYTES and not self._up.maps_weights
+        return draft.weights.payload.buffer.nbytes >= INLINE_BYTES and not self._up.maps_weights
 
     def _serve_head(self) -> ServerWeights:
         head = self._up.head

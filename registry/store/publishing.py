@@ -183,7 +183,7 @@ class Publisher:
                 versioning.check_parent(self.ledger, found, parent)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
-                publication.write(aside=False)
+                publication.write()
                 with self.ledger.writing() as conn:
                     publication.open(conn)
                 publication.store()
@@ -241,16 +241,17 @@ class Publication:
         self._publisher.hashed(self.digest)
         self.nonfinite = self.draft.weights.payload.nonfinite()
 
-    def write(self, *, aside: bool = True) -> None:
-        """Write the files to their end, under temporary names; the number is known since `look`.
-
-        Args:
-            aside: let threads do it; `store` waits for them.
-        """
+    def write(self) -> None:
+        """Write the files to their end, under temporary names; the number is known since `look`."""
         for job in self._jobs():
-            job.seal(self._upon.last_number + 1, aside=aside)
-            if not aside:
-                job.join()
+            job.seal(self._upon.last_number + 1)
+            job.join()
+
+    def seal(self) -> None:
+        """Let the threads that write big files do so to their end."""
+        for job in self._jobs():
+            if job.is_big:
+                job.seal(self._upon.last_number + 1)
 
     def look(self, conn: Connection) -> Standing:
         """See where the policy stands, and find stored files of equal content: a damaged one is not shared."""
@@ -356,27 +357,25 @@ class _FileJob:
         self.may_share: str | None = None
         """A stored file of equal content that was read and found whole."""
         self._uri: str | None = None
-        if part.payload.buffer.nbytes >= INLINE_BYTES:
+        self.is_big = part.payload.buffer.nbytes >= INLINE_BYTES
+        if self.is_big:
             self._write_aside()
 
     @property
     def _name(self) -> str:
         return f"{self.part.payload.digest.removeprefix('blake3:')}-{self._file_id}.safetensors"
 
-    def seal(self, version: int, *, aside: bool) -> None:
-        """Give the file its header, after which it can be written to its end.
+    def seal(self, version: int) -> None:
+        """Give the file its header, with which it is written to its end: a big one by its thread, a small one now.
 
         Args:
             version: the number that the version is going to have.
-            aside: whether a thread writes a small file; a big one always has its thread.
         """
         if self.may_share is not None or self._header is not None:
             return
         self._header = self.part.payload.sealed(version=version, structure=self.part.structure)
         self._ready.set()
-        if self._writer is None and aside:
-            self._write_aside()
-        elif self._writer is None:
+        if not self.is_big:
             self._writer = self._store.create(self._file_id)
             self._write()
 
@@ -426,7 +425,7 @@ class _FileJob:
         if self._shared is not None:
             self.abort()
             return
-        self.seal(version, aside=False)
+        self.seal(version)
         self.join()
         assert self._writer is not None
         self._uri = self._writer.commit(self._name)

@@ -24,6 +24,7 @@ from weightledger.registry.weights.arrays import Bytes, as_bytes
 from weightledger.registry.weights.digest import content_digest, tensor_hashes, value_hash
 from weightledger.registry.weights.layout import (
     Layout,
+    Opening,
     Spec,
     arrange,
     header_block,
@@ -51,6 +52,8 @@ class Payload:
         self.version: int | None = None
         """The version that the file was written for; others may share it."""
         self.step: int | None = None
+        self.opening: Opening | None = None
+        """What `parse` read before the data."""
         self._digest: str | None = None
         self._tensors: dict[str, Tensor] | None = None
 
@@ -175,20 +178,22 @@ class Payload:
         return found
 
 
-def parse(buffer: Bytes | bytes | memoryview, what: str, *, known: Layout | None = None) -> Payload:
+def parse(buffer: Bytes | bytes | memoryview, what: str, *, known: Opening | None = None) -> Payload:
     """Read a whole file that is in memory. Its header is checked, its data is not: see `Payload.check`.
 
     Args:
         buffer: The file. A plain safetensors file is accepted too; its `hashes` and `structure` are None.
         what: What an error should call it.
-        known: A layout that it may have again, which spares most of the work.
+        known: The opening of another payload that it may begin like, which spares most of the work.
 
     Raises:
         CorruptionError: It is cut short, has a tail, or its header is damaged.
     """
     array = as_bytes(buffer)
-    layout, header = read_header(array.data, what, known)
-    payload = Payload(array, layout, header.values)
+    opening = read_header(array.data, what, known)
+    header = opening.header
+    payload = Payload(array, opening.layout, header.values)
+    payload.opening = opening
     payload.hashes, payload.structure, payload._digest = header.hashes, header.structure, header.digest
     payload.policy, payload.version, payload.step = header.policy, header.version, header.step
     return payload

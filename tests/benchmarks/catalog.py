@@ -113,6 +113,12 @@ ROWS = (
         "Bytes that cross to a node in one update, on three nodes",
         "once, however many workers it has",
     ),
+    Row(
+        "scaling",
+        "scaling:measure",
+        "The scaling model's constants on this machine, and its predictions against several Ray nodes here",
+        "within a factor 1.5 of the prediction",
+    ),
 )
 
 BY_NAME = {row.name: row for row in ROWS}

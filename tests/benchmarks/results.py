@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal
 
-Kind = Literal["ratio", "more", "value"]
+Kind = Literal["ratio", "more", "value", "factor"]
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,16 @@ class Limit:
     against: str = ""
     """Name of the reference; empty for a plain value."""
     kind: Kind = "ratio"
-    """`ratio`: of the reference. `more`: above the reference, in the result's unit. `value`: in that unit."""
+    """`ratio`: of the reference. `more`: above the reference, in the result's unit. `value`: in that unit.
+    `factor`: of the reference, or the reference of it, whichever is more."""
 
     def text(self, unit: str) -> str:
         if self.kind == "ratio":
             return f"≤ {self.most:.3g} × {self.against}"
         if self.kind == "more":
             return f"≤ {self.against} + {amount(self.most, unit)}"
+        if self.kind == "factor":
+            return f"{self.against} within a factor {self.most:.3g}"
         return f"≤ {amount(self.most, unit)}"
 
 
@@ -68,6 +71,9 @@ class Result:
             return self.value().median
         if limit.kind == "ratio":
             return self.ratio(limit.against).median
+        if limit.kind == "factor":
+            ratio = self.ratio(limit.against).median
+            return max(ratio, 1 / ratio)
         pairs = zip(self.samples, self.references[limit.against], strict=True)
         return median(a - b for a, b in pairs)
 

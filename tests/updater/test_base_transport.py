@@ -160,7 +160,7 @@ def test_names_are_claimed_like_those_of_ray_workers(updater: ThreadUpdater) -> 
 
 
 def test_bytes_that_the_transport_cannot_take_leave_no_push_behind(tmp_path: Path) -> None:
-    """A full object store: the version is lost, no worker is waited for, and the next update goes on."""
+    """A full object store, met while the version is being written: it is lost, and the next update goes on."""
 
     class Narrow(ThreadUpdater):
         full = False
@@ -175,7 +175,7 @@ def test_bytes_that_the_transport_cannot_take_leave_no_push_behind(tmp_path: Pat
             return super()._distribute(payload)
 
     def large(value: float) -> nn.Linear:
-        module = nn.Linear(300, 300)
+        module = nn.Linear(1100, 1100)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.fill_(value)

@@ -523,9 +523,9 @@ def test_our_reader_refuses_what_safetensors_refuses() -> None:
 
 
 def test_a_known_layout_spares_the_work_and_changes_nothing() -> None:
-    first = packed({"w": torch.zeros(4), "b": torch.arange(3), "v": 1})
+    first = parse(sealed({"w": torch.zeros(4), "b": torch.arange(3), "v": 1}), "first")
     other = sealed({"w": torch.ones(4), "b": torch.arange(3), "v": 2})
-    quick, slow = parse(other, "file", known=first.layout), parse(other, "file")
+    quick, slow = parse(other, "file", known=first.opening), parse(other, "file")
     assert quick.layout == slow.layout
     assert quick.layout.specs is first.layout.specs
     assert (quick.values, quick.hashes, quick.digest, quick.structure) == (
@@ -536,17 +536,28 @@ def test_a_known_layout_spares_the_work_and_changes_nothing() -> None:
     )
     assert quick.layout.fingerprint == first.layout.fingerprint
     third = sealed({"w": torch.ones(5)})
-    assert parse(third, "file", known=first.layout).layout == parse(third, "file").layout
-    empty = packed({}).layout
+    assert parse(third, "file", known=first.opening).layout == parse(third, "file").layout
+    empty = parse(sealed({}), "empty").opening
     assert parse(third, "file", known=empty).layout == parse(third, "file").layout
     assert parse(sealed({}), "file", known=empty).tensors() == {}
 
 
+def test_the_same_header_is_not_read_again_and_other_data_is_still_seen() -> None:
+    first = packed({"w": torch.zeros(4)})
+    one = parse(first.buffer.tobytes(), "one")
+    again = Packer().pack(flatten({"w": torch.ones(4)}), policy="test", step=7)
+    two = parse(again.buffer, "two", known=one.opening)
+    assert two.opening is one.opening
+    assert two.tensors()["w"].tolist() == [1, 1, 1, 1]
+    with pytest.raises(CorruptionError, match="expected"):
+        parse(first.buffer.tobytes() + b"more", "longer", known=one.opening)
+
+
 def test_a_known_layout_does_not_hide_names_after_the_metadata() -> None:
-    first = packed({"w": torch.zeros(1)})
+    first = parse(sealed({"w": torch.zeros(1)}), "first")
     extra = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"__metadata__":{},"x":1}'
     with pytest.raises(CorruptionError, match="after its metadata"):
-        parse(with_header(None, bytes(4), raw=extra), "file", known=first.layout)
+        parse(with_header(None, bytes(4), raw=extra), "file", known=first.opening)
 
 
 def test_read_only_memory_is_looked_at_without_a_warning_and_kept_alive() -> None:
