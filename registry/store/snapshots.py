@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = "bytes | bytearray | memoryview | Bytes"
 
 PAGE: Final = 4096  # bytes; what direct writes are aligned to
-_DIRECT_BYTES: Final = 8 << 20  # from here on a write goes past the page cache
+_DIRECT_BYTES: Final = (
+    512 << 10
+)  # from here on a write goes past the page cache, which halves what it costs the caller
 _CHUNK: Final = 32 << 20  # bytes a system call
 
 

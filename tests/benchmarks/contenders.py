@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from blake3 import blake3
 from safetensors.torch import save_file
 
 from tests.benchmarks import weights
@@ -26,6 +27,7 @@ _PRUNE_BYTES = 8 << 20
 
 LEDGER = "weightledger"
 LEDGER_IN_MEMORY = "weightledger, registry in memory"
+LEDGER_NO_DISK = "weightledger, no disk"
 DISK = "write + fdatasync"
 COPIES = "plain copies"
 PUT = "ray.put + load_state_dict"
@@ -49,6 +51,18 @@ def ledger(name: str, folder: Path, fleet: Fleet) -> Iterator[Contender]:
             fleet.check,
             _pruner(registry, fleet.learner),
         )
+
+
+@contextmanager
+def ledger_no_disk(name: str, folder: Path, fleet: Fleet) -> Iterator[Contender]:
+    """Do all that `ledger` does, except that the bytes of the file go nowhere; the database lies in `folder`.
+
+    A file system in memory would not take the disk out: its own pages cost more than the copies that are measured.
+    """
+    with Registry.open(folder / "registry") as registry:
+        registry.snapshots = _Dropped(registry.snapshots)  # type: ignore[assignment]
+        with RayRemoteWeightUpdater(fleet.learner, fleet.handles, registry=registry, timeout=WAIT) as updater:
+            yield Contender(name, updater.update_weights, _changed(fleet.learner), fleet.check)
 
 
 @contextmanager
@@ -117,29 +131,34 @@ def plain_copies(name: str, fleet: Fleet) -> Iterator[Contender]:
 
 
 def write_and_sync(name: str, folder: Path, learner: Any) -> Contender:
-    """Write the same bytes, ready in one buffer, to a new file and make them durable."""
-    disk = _Disk(folder, learner)
+    """Write the same bytes, from where they are, to a new file and make them durable."""
+    path = folder / "plain"
 
     def check(_: Any, whole: bool) -> None:
-        assert disk.path.stat().st_size == disk.buffer.nbytes
-        assert not whole or np.array_equal(np.fromfile(disk.path, np.uint8), disk.buffer)
+        assert path.stat().st_size == weights.nbytes(learner)
+        if whole:
+            hasher = blake3()
+            hasher.update_mmap(path)
+            assert hasher.hexdigest() == weights.digest(learner)
 
-    return Contender(name, lambda: write_durably(disk.path, disk.buffer), disk.fill, check, disk.remove)
+    return Contender(
+        name, lambda: write_durably(path, _parts(learner)), _changed(learner), check, path.unlink
+    )
 
 
 def save_safetensors(name: str, folder: Path, learner: Any) -> Contender:
     """Call safetensors' `save_file` for the state dict, and make the file durable."""
-    disk = _Disk(folder, learner)
+    path = folder / "plain"
 
     def run() -> None:
-        save_file(learner.state_dict(), disk.path)
-        with disk.path.open("rb") as file:
+        save_file(learner.state_dict(), path)
+        with path.open("rb") as file:
             os.fdatasync(file.fileno())
 
     def check(_: Any, whole: bool) -> None:
-        assert disk.path.stat().st_size > disk.buffer.nbytes
+        assert path.stat().st_size > weights.nbytes(learner)
 
-    return Contender(name, run, disk.fill, check, disk.remove)
+    return Contender(name, run, _changed(learner), check, path.unlink)
 
 
 def memcpy(name: str, learner: Any) -> Contender:
@@ -157,28 +176,39 @@ def memcpy(name: str, learner: Any) -> Contender:
     return Contender(name, lambda: np.copyto(target, source), prepare, check)
 
 
-class _Disk:
-    """A buffer with the learner's bytes, and the file that they go to."""
+class _Dropped:
+    """A store whose files are empty: their names and their order are kept, their bytes are not."""
 
-    def __init__(self, folder: Path, learner: Any) -> None:
-        self.path = folder / "plain"
-        self.buffer = np.empty(weights.nbytes(learner), np.uint8)
-        self._learner = learner
+    def __init__(self, store: Any) -> None:
+        self._store = store
 
-    def fill(self) -> None:
-        weights.change(self._learner)
-        _pack(self._learner, self.buffer)
+    def create(self, file_id: str) -> Any:
+        return _Dropping(self._store.create(file_id))
 
-    def remove(self) -> None:
-        self.path.unlink()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class _Dropping:
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write_at(self, offset: int, buffer: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
 
 
 def _pack(learner: Any, buffer: np.ndarray[Any, Any]) -> None:
     start = 0
-    for tensor in weights.tensors(learner):
-        flat = tensor.reshape(-1).view(torch.uint8).numpy()
-        buffer[start : start + flat.nbytes] = flat
-        start += flat.nbytes
+    for part in _parts(learner):
+        buffer[start : start + part.nbytes] = part
+        start += part.nbytes
+
+
+def _parts(learner: Any) -> list[np.ndarray[Any, Any]]:
+    return [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in weights.tensors(learner)]
 
 
 def _pruner(registry: Registry, learner: Any) -> Any:

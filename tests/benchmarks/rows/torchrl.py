@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.benchmarks import workers
 from tests.benchmarks.collectors import collector_with
-from tests.benchmarks.contenders import DISK, LEDGER, LEDGER_IN_MEMORY, ledger, write_and_sync
+from tests.benchmarks.contenders import DISK, LEDGER, LEDGER_NO_DISK, ledger, ledger_no_disk, write_and_sync
 from tests.benchmarks.results import Limit, Result
 from tests.benchmarks.setting import GB, MB, SIZES, Setting, case_name, largest
 from tests.benchmarks.timing import interleave, rounds_for
@@ -50,9 +50,9 @@ def measure_scheme(setting: Setting) -> Iterator[Result]:
                 setting.folder(memory=True) as memory,
                 collector_with(size, count, stock_updater=False) as (fleet, stock),
                 ledger(LEDGER, folder, fleet) as ours,
-                ledger(LEDGER_IN_MEMORY, memory, fleet) as ours_in_memory,
+                ledger_no_disk(LEDGER_NO_DISK, memory, fleet) as without_disk,
             ):
-                contenders = [ours, stock, ours_in_memory, write_and_sync(DISK, folder, fleet.learner)]
+                contenders = [ours, stock, without_disk, write_and_sync(DISK, folder, fleet.learner)]
                 seconds = interleave(contenders, rounds_for(size, quick=setting.quick))
             name = case_name(size, count)
             about: dict[str, Any] = {"size": size, "workers": count}
@@ -69,10 +69,10 @@ def measure_scheme(setting: Setting) -> Iterator[Result]:
             yield Result(
                 "torchrl-scheme",
                 name,
-                LEDGER_IN_MEMORY,
-                seconds[LEDGER_IN_MEMORY],
+                LEDGER_NO_DISK,
+                seconds[LEDGER_NO_DISK],
                 {stock.name: gloo},
-                [_limit_in_memory(size, stock.name)],
+                [_limit_without_disk(size, stock.name)],
                 **about,
             )
 
@@ -89,6 +89,6 @@ def _limits_against_scheme(size: int, stock: str) -> list[Limit]:
     return [Limit(1.0, stock), Limit(1.25, DISK)]
 
 
-def _limit_in_memory(size: int, stock: str) -> Limit:
+def _limit_without_disk(size: int, stock: str) -> Limit:
     faster = 2.5 if size >= GB else 1.5 if size >= 256 * MB else 1.0
     return Limit(1 / faster, stock)
