@@ -280,7 +280,8 @@ def _thread_lock(path: Path, timeout: float) -> Iterator[bool]:
 @contextmanager
 def _held(descriptor: int, what: str) -> Iterator[None]:
     try:
-        note = {"what": what, "pid": os.getpid(), "host": socket.gethostname(), "user": user_name()}
+        run = _process.run()
+        note = {"what": what, "pid": run.pid, "host": run.host, "user": run.user}
         # Of one length always: a file that never changes its size costs no journal of the file system's. It only serves
         # messages, so a full disk is no reason to refuse the lock.
         with suppress(OSError):

@@ -41,6 +41,7 @@ def roll_back(
     number, _ = append(
         ledger,
         conn,
+        created_at=now(),
         state="stored",
         digest=source.digest,
         snapshot_id=source.snapshot_id,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, literal_column, select, update
@@ -104,6 +105,8 @@ class Opened:
     parent: int | None
     snapshots: tuple[int, ...]
     """Rows of its files."""
+    run: str
+    created_at: datetime
 
 
 def standing(ledger: Ledger, conn: Connection) -> Standing:
@@ -157,9 +160,11 @@ def open_version(
     upon: Standing,
 ) -> Opened:
     """Take the next number and write its row as `writing`; its parent is the head."""
+    at = now()
     number, key = append(
         ledger,
         conn,
+        created_at=at,
         state="writing",
         digest=entry.digest,
         snapshot_id=snapshot_id,
@@ -176,7 +181,7 @@ def open_version(
         size_bytes=entry.size_bytes,
     )
     files = (snapshot_id,) if extra_snapshot_id is None else (snapshot_id, extra_snapshot_id)
-    return Opened(number, key, upon.head, files)
+    return Opened(number, key, upon.head, files, ledger.run_id(conn), at)
 
 
 def store_version(ledger: Ledger, conn: Connection, version: Opened, entry: Entry) -> None:
@@ -216,7 +221,6 @@ def append(ledger: Ledger, conn: Connection, **columns: Any) -> tuple[int, int]:
         "policy_id": policy.id,
         "number": number,
         "run_id": ledger.run_id(conn),
-        "created_at": now(),
     }
     made = _ADD_VERSION.first(conn, **{f"new_{name}": value for name, value in row.items()})
     key = int(made[0])

@@ -13,6 +13,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,14 +33,12 @@ from weightledger.registry.store.inspection import is_whole
 from weightledger.registry.store.recovery import recover_locked
 from weightledger.registry.store.snapshots import SnapshotStore, SnapshotWriter
 from weightledger.registry.weights import codec
+from weightledger.registry.weights.digest import threads_for
 from weightledger.registry.weights.packing import Packer
 from weightledger.registry.weights.payload import Payload
 
 # Below this a thread costs more than the write that it would take off the caller's hands.
 INLINE_BYTES = 4 << 20
-# From here on a second thread hashes faster than it disturbs those that write and distribute.
-_MANY_THREADS_BYTES = 16 << 20
-_HASH_THREADS = min(4, os.cpu_count() or 1)
 # How long a copy waits for the one before it to be written, in seconds.
 _BUFFER_PATIENCE = 300.0
 
@@ -189,7 +188,7 @@ class Publisher:
                 publication.store()
                 with self.ledger.writing() as conn:
                     publication.close(conn)
-                    return self.ledger.version(conn, publication.number)
+                return publication.version()
             except BaseException as error:
                 publication.fail(error)
                 raise
@@ -235,11 +234,20 @@ class Publication:
 
     def hash(self) -> None:
         """Compute the digests and look for NaN and infinities, while the files are being written."""
-        for job in self._jobs():
-            payload = job.part.payload
-            payload.hash(threads=_HASH_THREADS if payload.buffer.nbytes >= _MANY_THREADS_BYTES else 1)
+        weights = self.draft.weights.payload
+        if threads_for(weights.buffer.nbytes) == 1:
+            self._hash_all()
+            self.nonfinite = weights.nonfinite()
+        else:
+            with ThreadPoolExecutor(1) as aside:
+                nonfinite = aside.submit(weights.nonfinite)
+                self._hash_all()
+                self.nonfinite = nonfinite.result()
         self._publisher.hashed(self.digest)
-        self.nonfinite = self.draft.weights.payload.nonfinite()
+
+    def _hash_all(self) -> None:
+        for job in self._jobs():
+            job.part.payload.hash()
 
     def write(self) -> None:
         """Write the files to their end, under temporary names; the number is known since `look`."""
@@ -291,6 +299,29 @@ class Publication:
         """Make the version the head, in the caller's transaction."""
         assert self.opened is not None
         versioning.store_version(self._ledger, conn, self.opened, self.entry())
+
+    def version(self) -> Version:
+        """Return the version as its row says it, once it is stored."""
+        assert self.opened is not None
+        entry = self.entry()
+        return Version(
+            policy=self._ledger.policy,
+            number=self.opened.number,
+            digest=entry.digest,
+            parent=self.opened.parent,
+            restores=None,
+            run=self.opened.run,
+            step=entry.step,
+            metrics=entry.metrics,
+            metadata=entry.metadata,
+            message=entry.message,
+            size_bytes=entry.size_bytes,
+            created_at=self.opened.created_at,
+            stored=True,
+            state="stored",
+            nonfinite=entry.nonfinite,
+            has_extra=self._extra is not None,
+        )
 
     def fail(self, error: BaseException) -> None:
         """Take back what can be taken back; a number that was taken stays, marked lost."""

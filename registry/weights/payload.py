@@ -21,7 +21,7 @@ from torch import Tensor
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.values import Json
 from weightledger.registry.weights.arrays import Bytes, as_bytes
-from weightledger.registry.weights.digest import content_digest, tensor_hashes, value_hash
+from weightledger.registry.weights.digest import content_digest, tensor_hashes, threads_for, value_hash
 from weightledger.registry.weights.layout import (
     Layout,
     Opening,
@@ -69,28 +69,27 @@ class Payload:
         assert self._digest is not None
         return self._digest
 
-    def hash(self, threads: int = 1) -> str:
+    def hash(self) -> str:
         """Compute the hashes from the bytes as they are now, and keep them.
 
         Returns:
             The content digest.
         """
-        self.hashes = self._compute(threads)
+        self.hashes = self._compute()
         self._digest = content_digest(self.hashes)
         return self._digest
 
-    def check(self, digest: str, what: str, *, threads: int = 1) -> None:
+    def check(self, digest: str, what: str) -> None:
         """Prove that the bytes are the ones that were stored.
 
         Args:
             digest: The content digest that was recorded.
             what: What an error should call the payload.
-            threads: How many threads may hash.
 
         Raises:
             CorruptionError: They are not; names the tensors and values whose bytes differ.
         """
-        found = self._compute(threads)
+        found = self._compute()
         claimed = self.hashes
         if claimed is not None:
             wrong = sorted(name for name in found if found[name] != claimed.get(name))
@@ -106,9 +105,7 @@ class Payload:
             )
         self.hashes, self._digest = found, total
 
-    def sealed(
-        self, *, version: int | None = None, structure: dict[str, Json] | None = None, threads: int = 1
-    ) -> bytes:
+    def sealed(self, *, version: int | None = None, structure: dict[str, Json] | None = None) -> bytes:
         """Return what a file has before the data: the final header, with hashes, digest, structure and origin.
 
         The buffer keeps its own header, since others may be reading it.
@@ -116,10 +113,9 @@ class Payload:
         Args:
             version: The number of the version that the file is written for.
             structure: What `rebuild` needs; that of the packed content when it is left out.
-            threads: How many threads may hash, if nobody has hashed yet.
         """
         if self.hashes is None:
-            self.hash(threads)
+            self.hash()
         text = header_text(
             self.layout,
             values=self.values,
@@ -165,7 +161,8 @@ class Payload:
         """Return the bytes behind the header."""
         return self.buffer[self.layout.data_start : self.layout.nbytes]
 
-    def _compute(self, threads: int) -> dict[str, str]:
+    def _compute(self) -> dict[str, str]:
+        threads = threads_for(self.layout.data_bytes)
         data = self.buffer.data[self.layout.data_start :]
         places = ((spec.code, spec.shape, data[spec.start : spec.end]) for spec in self.layout.specs)
         found = dict(

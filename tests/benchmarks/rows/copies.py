@@ -20,7 +20,7 @@ from tests.benchmarks.timing import interleave, rounds_for
 
 def measure(setting: Setting) -> Iterator[Result]:
     cases = setting.grid({4: SIZES}, copies=7, copies_per_worker=1)
-    with workers.cluster(3 * largest(cases)[0]):
+    with workers.cluster(5 * largest(cases)[0]):
         handles = workers.hire(largest(cases)[1])
         for size, count in cases:
             fleet = workers.Fleet(handles[:count], weights.make(size))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from tests.registry.snapshot_helpers import digest, packed
-from weightledger.registry.weights.digest import content_digest, tensor_hash, value_hash
+from tests.registry.snapshot_helpers import digest
+from weightledger.registry.weights.digest import content_digest, tensor_hash, tensor_hashes, value_hash
 
 
 def module() -> nn.Module:
@@ -111,10 +111,14 @@ def test_every_process_computes_the_same_digest() -> None:
 
 
 def test_threads_do_not_change_a_hash() -> None:
-    data = bytes(range(256)) * (1 << 15)
+    data = memoryview(bytes(range(256)) * (1 << 15))
     assert tensor_hash("U8", [len(data)], data, threads=2) == tensor_hash("U8", [len(data)], data)
-    payload = packed({"w": torch.arange(3_000_000.0)})
-    assert payload.hash(threads=2) == payload.hash(threads=1)
+    sizes = [0, 1, 5 << 20, 4096, *range(300), len(data), 17]
+    places = [("U8", (size,), data[:size]) for size in sizes]
+    alone = [tensor_hash("U8", [size], data[:size]) for size in sizes]
+    for threads in (1, 2, 3, 8):
+        assert tensor_hashes(places, threads=threads) == alone
+    assert tensor_hashes([], threads=2) == []
 
 
 @given(
