@@ -26,7 +26,7 @@ from weightledger.registry.records import Version
 from weightledger.registry.store.publishing import Draft, Publication
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.payload import Payload, parse
-from weightledger.registry.weights.restore import check_fit, copy_into
+from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
 from weightledger.updater.checks import check_options
 from weightledger.updater.plan import within_interval
@@ -123,6 +123,7 @@ class RemoteWeightUpdaterBase(ABC):
         """The head that the server weights were trained from."""
         self._marks: dict[int, Mark] = {}
         self._flattener = Flattener()
+        self._plans: dict[int, Plan] = {}
         self._at_hand: tuple[Payload, dict[str, Any]] | None = None
         """What was read from a file last, until the call ends that needed it."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
@@ -312,7 +313,7 @@ class RemoteWeightUpdaterBase(ABC):
                     ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
                 )
             payload = self._payload_of(wanted)
-            check_fit(payload, self.policy_weights)
+            check_fit(payload, self.policy_weights, plans=self._own_plans())
             version = self.registry.rollback(
                 wanted, reason=reason, expected_head=None if self.head is None else self.head.number
             )
@@ -376,7 +377,7 @@ class RemoteWeightUpdaterBase(ABC):
             head = self.registry.head()
             payload = self._payload_of(head)
             # Fits or raises before the journal says anything.
-            check_fit(payload, self.policy_weights)
+            check_fit(payload, self.policy_weights, plans=self._own_plans())
             with self.registry.ledger.writing() as conn:
                 self.registry.ledger.event(conn, "adopt", version=head.number)
             self._take_over(head, payload)
@@ -551,10 +552,16 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _take_over(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""
-        copy_into(payload, self.policy_weights)
+        copy_into(payload, self.policy_weights, plans=self._own_plans())
         self._believe(version)
         if self.on_rollback is not None:
             self.on_rollback(version)
+
+    def _own_plans(self) -> dict[int, Plan]:
+        """Return the checks that were made for the server weights; those of others would keep them alive."""
+        if id(self.policy_weights) not in self._plans:
+            self._plans.clear()
+        return self._plans
 
     def _believe(self, version: Version) -> None:
         self.head = self._marks[version.number] = mark_of(version)

@@ -181,9 +181,12 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             except RayError:
                 # Somebody is slow or failed: look at each by itself, without waiting any longer for the others.
                 timeout = 0.0
-        ready, _ = ray.wait(
+        ready, rest = ray.wait(
             list(refs.values()), num_returns=1 if eager else len(refs), timeout=0.0 if done else timeout
         )
+        if rest and ready:
+            # Whatever else has come by now goes into the same transaction.
+            ready += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
         for key, ref in refs.items():
             if ref in ready:
                 try:

@@ -30,11 +30,13 @@ def roll_back(
     """
     check_number("expected_head", expected_head)
     check_text("reason", reason)
-    head = ledger.head(conn)
-    if expected_head is not None and head.number != expected_head:
+    head = ledger.head_number(conn)
+    if head is None:
+        head = ledger.head(conn).number  # raises
+    if expected_head is not None and head != expected_head:
         raise ConflictError(
             f"rollback of policy {ledger.policy!r} expected the head to be v{expected_head}, but it is "
-            f"v{head.number}; look at the log and try again"
+            f"v{head}; look at the log and try again"
         )
     wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
     source = ledger.row(conn, wanted.number)
@@ -62,7 +64,7 @@ def roll_back(
         "rollback",
         version=number,
         reason=reason,
-        details={"restores": wanted.number, "from": head.number},
+        details={"restores": wanted.number, "from": head},
     )
     return ledger.version(conn, number)
 

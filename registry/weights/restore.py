@@ -68,10 +68,7 @@ def copy_into(
     Raises:
         InvalidWeightsError: The snapshot does not fit; the text lists every problem. The target is unchanged.
     """
-    plan = None if plans is None else still_good(plans.get(id(target)), payload, target, cast)
-    if plan is None:
-        plan = make_plan(payload, target, cast)
-        _keep(plans, target, plan)
+    plan = _plan(payload, target, cast, plans)
     check_content(plan, payload)
     with ExitStack() as undo:
         if plan.live.extras:
@@ -86,13 +83,29 @@ def copy_into(
     return CopyResult(plan.cast)
 
 
-def check_fit(payload: Payload, target: object, *, cast: bool = False) -> None:
+def check_fit(
+    payload: Payload, target: object, *, cast: bool = False, plans: dict[int, Plan] | None = None
+) -> None:
     """Find out whether a snapshot fits a target, and write nothing.
+
+    Args:
+        payload: The snapshot, verified.
+        target: As in `copy_into`.
+        cast: As in `copy_into`.
+        plans: As in `copy_into`, which need not check again then.
 
     Raises:
         InvalidWeightsError: It does not; the text lists every problem, as that of `copy_into` would.
     """
-    check_content(make_plan(payload, target, cast), payload)
+    check_content(_plan(payload, target, cast, plans), payload)
+
+
+def _plan(payload: Payload, target: object, cast: bool, plans: dict[int, Plan] | None) -> Plan:
+    plan = None if plans is None else still_good(plans.get(id(target)), payload, target, cast)
+    if plan is None:
+        plan = make_plan(payload, target, cast)
+        _keep(plans, target, plan)
+    return plan
 
 
 def _copy(plan: Plan, payload: Payload) -> None:
