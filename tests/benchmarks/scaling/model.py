@@ -14,7 +14,7 @@ INLINE_BYTES = 96 << 10
 """Up to so many bytes go inside the call: nothing is put into the object store, nothing is pulled."""
 ASIDE_BYTES = 4 << 20
 """From here on the file is written, and the object put, in threads beside the hash."""
-THREADS_BYTES = 16 << 20
+THREADS_BYTES = 64 << 20
 """From here on several threads hash."""
 HASH_THREADS = 4
 RETRY = 10.0
@@ -191,7 +191,9 @@ def _ready(constants: Constants, site: Site, nbytes: float) -> float:
     if nbytes < ASIDE_BYTES:
         return work + scan + put
     threads = min(HASH_THREADS, site.cores) if nbytes >= THREADS_BYTES else 1
-    return max(put, work / threads + scan, nbytes / constants.prepare_rate / site.cores)
+    # Several threads share the hashing, and one more looks for NaN beside them.
+    walk = work + scan if threads == 1 else (work + scan) / threads
+    return max(put, walk, nbytes / constants.prepare_rate / site.cores)
 
 
 def _file(constants: Constants, since_pack: float, sends: float, nbytes: float) -> float:
