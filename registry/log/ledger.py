@@ -293,6 +293,13 @@ class Ledger:
             return []
         return self._select(conn, policy, VersionRow.state == "stored", newest=limit)
 
+    def kept_versions(self, conn: Connection) -> list[Version]:
+        """Return the versions that have their weights, oldest first; of a long training most were pruned."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return []
+        return self._select(conn, policy, and_(VersionRow.state == "stored", Snapshot.stored))
+
     def resolve(self, conn: Connection, ref: Ref) -> Version:
         """Return the version that a number, alias, `"head"` or `Version` names.
 
@@ -376,14 +383,14 @@ class Ledger:
         return weights, None if row.extra_snapshot_id is None else self.file(conn, row.extra_snapshot_id)
 
     def files_by_number(self, conn: Connection) -> dict[int, tuple[int, int | None]]:
-        """Return, for every stored or pruned version, the rows of its snapshot and of its extra state's."""
+        """Return, for every version that has its weights, the rows of its snapshot and of its extra state's."""
         policy = self.find_policy(conn)
         if policy is None:
             return {}
         rows = conn.execute(
-            select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
-                VersionRow.policy_id == policy.id, VersionRow.state == "stored"
-            )
+            select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id)
+            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+            .where(VersionRow.policy_id == policy.id, VersionRow.state == "stored", Snapshot.stored)
         )
         return {number: (weights, extra) for number, weights, extra in rows}
 

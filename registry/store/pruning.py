@@ -7,7 +7,7 @@ file or the publish writes its own. A file that cannot be unlinked stays marked 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from sqlalchemy import Connection, select, update
@@ -33,7 +33,8 @@ def prune(
 ) -> tuple[PruneReport, list[str]]:
     """Prune one policy; returns the report, and the files that could not be deleted, each with its reason."""
     with ledger.reading() if dry_run else ledger.writing() as conn:
-        candidates, versions = _candidates(ledger, conn)
+        files = ledger.files_by_number(conn)
+        candidates, versions = _candidates(ledger, conn, files)
         kept = retention.keep_reasons(
             candidates,
             head=ledger.head_number(conn),
@@ -46,7 +47,7 @@ def prune(
         )
         if keep_best is not None and candidates:
             _check_recorded(ledger, conn, candidates, keep_best[0])
-        files, elsewhere = ledger.files_by_number(conn), _named_elsewhere(ledger, conn)
+        elsewhere = _named_elsewhere(ledger, conn)
         for version in versions:
             if files[version.number][0] in elsewhere:
                 shared = "shares its file with another policy, or with a version being written"
@@ -74,9 +75,11 @@ def _check_recorded(
         )
 
 
-def _candidates(ledger: Ledger, conn: Connection) -> tuple[list[retention.Candidate], list[Version]]:
-    versions = [version for version in ledger.versions(conn) if version.stored]
-    files = ledger.files_by_number(conn)
+def _candidates(
+    ledger: Ledger, conn: Connection, files: Mapping[int, tuple[int, int | None]]
+) -> tuple[list[retention.Candidate], list[Version]]:
+    # Only what has its weights: a prune must not cost more with every version that was pruned before.
+    versions = ledger.kept_versions(conn)
     # Only the weights' file counts: many versions may share one small extra state, and that must not keep them all.
     candidates = [
         retention.Candidate(
@@ -94,9 +97,13 @@ def _named_elsewhere(ledger: Ledger, conn: Connection) -> set[int | None]:
     policy = ledger.find_policy(conn)
     found: set[int | None] = set()
     if policy is not None:
-        query = select(VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(
-            (VersionRow.state == "writing")
-            | ((VersionRow.policy_id != policy.id) & (VersionRow.state == "stored"))
+        query = (
+            select(VersionRow.snapshot_id, VersionRow.extra_snapshot_id)
+            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+            .where(
+                (VersionRow.state == "writing")
+                | ((VersionRow.policy_id != policy.id) & (VersionRow.state == "stored") & Snapshot.stored)
+            )
         )
         for pair in conn.execute(query):
             found.update(pair)

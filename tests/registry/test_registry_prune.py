@@ -27,6 +27,7 @@ from tests.registry.helpers import (
     weights,
 )
 from weightledger.registry import NotFoundError, Registry
+from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.store import snapshots
 from weightledger.registry.store.snapshots import LocalSnapshots
 
@@ -50,6 +51,25 @@ def test_rows_stay_and_files_go(registry: Registry) -> None:
     assert registry.get(1) == report[0]
     assert [event.details["versions"] for event in registry.events(kind="prune")] == [[1, 2, 3]]
     assert registry.verify() == []
+
+
+def test_a_prune_reads_only_versions_that_have_their_weights(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that prunes as it goes must not pay, in time and memory, for all that it ever pruned."""
+    publish_many(registry, 30)
+    registry.prune(keep_last=2)
+    publish_many(registry, 3)
+    read: list[int] = []
+    convert = Ledger._versions
+
+    def counted(ledger: Ledger, conn: Any, policy: Any, rows: Any) -> Any:
+        read.append(len(rows))
+        return convert(ledger, conn, policy, rows)
+
+    monkeypatch.setattr(Ledger, "_versions", counted)
+    assert numbers(registry.prune(keep_last=2)) == [29, 30, 31]
+    assert sum(read) == 5
 
 
 def test_pruning_again_finds_nothing_more(registry: Registry) -> None:
