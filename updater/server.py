@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weightledger.registry.records import Pin, Version
-from weightledger.registry.weights.payload import Payload
 from weightledger.updater.push import Probe, Push
 
 
@@ -37,36 +35,6 @@ class View:
     """The closed number ranges that the head descends through, newest first."""
 
 
-class Coming:
-    """Bytes on their way to the transport, in a thread of their own."""
-
-    def __init__(self, distribute: Callable[[Payload], Any], payload: Payload) -> None:
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(distribute, payload), name="weightledger-distribute", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self, distribute: Callable[[Payload], Any], payload: Payload) -> None:
-        try:
-            self._result = distribute(payload)
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
-            self._error = error
-
-    def wait(self) -> bool:
-        """Wait until the bytes are there, or cannot be; tells which."""
-        self._thread.join()
-        return self._error is None
-
-    def result(self) -> Any:
-        """Return what the transport made of them."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 @dataclass(frozen=True)
 class ServerWeights:
     """One version, as it is sent to workers."""
@@ -78,20 +46,11 @@ class ServerWeights:
     """Digest of the bytes that are sent: another one when `_maybe_map_weights` changed them."""
     nonfinite: tuple[str, ...]
     nbytes: int
-    carrier: Any = field(repr=False)
-    """The `handle`, or what will be it."""
+    handle: Any = field(repr=False)
+    """The bytes as the transport keeps them: an object reference, an array; sent once, shared by all workers."""
     structure: dict[str, Any] = field(repr=False)
     push: Push | Probe | None = None
     """The instruction that goes with the bytes; None outside of an update."""
-
-    @property
-    def handle(self) -> Any:
-        """The bytes as the transport keeps them: an object reference, an array; sent once, shared by all workers.
-
-        Raises:
-            Exception: the transport could not take them; the error is its own.
-        """
-        return self.carrier.result() if isinstance(self.carrier, Coming) else self.carrier
 
     @property
     def mark(self) -> Mark:

@@ -6,6 +6,8 @@ together, and so are its end and the receipts. The policy's lock is held in betw
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publicat
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.packing import Packer
 from weightledger.registry.weights.payload import Payload
-from weightledger.updater.server import Coming, Mark, ServerWeights, View
+from weightledger.updater.server import Mark, ServerWeights, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +60,6 @@ class Serving:
         self._request = request
         self._stack = stack
         self._draft: Draft | None = None
-        self._spread: Coming | None = None
         self._lock = ExitStack()
         self.publication: Publication | None = None
         """What this update publishes; None when nothing changed."""
@@ -86,8 +87,8 @@ class Serving:
         try:
             spread = None
             if self._worth_a_thread(draft):
-                spread = Coming(self._up._distribute, draft.weights.payload)
-                # Before the buffer is given back.
+                spread = _Aside(self._up._distribute, draft.weights.payload)
+                # Before the buffer is given back, whatever becomes of the publication.
                 self._stack.callback(spread.wait)
             publication.hash()
             with self._ledger.reading() as conn:
@@ -101,7 +102,7 @@ class Serving:
                 publication.fail(ConflictError("the content is the head's already"))
                 lock.close()
                 return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
-            self.publication, self._lock, self._spread = publication, lock, spread
+            self.publication, self._lock = publication, lock
             publication.seal()
             server = self._outfit(
                 found.last_number + 1,
@@ -144,7 +145,7 @@ class Serving:
         return self._serve(version, payload, structure, None)
 
     def _serve(
-        self, version: Mark, payload: Payload, structure: dict[str, Any], spread: Coming | None
+        self, version: Mark, payload: Payload, structure: dict[str, Any], spread: _Aside | None
     ) -> ServerWeights:
         server = self._outfit(version.number, version.digest, version.nonfinite, payload, structure, spread)
         self._up.shelf.put(server)
@@ -157,7 +158,7 @@ class Serving:
         nonfinite: tuple[str, ...],
         payload: Payload,
         structure: dict[str, Any],
-        spread: Coming | None,
+        spread: _Aside | None,
     ) -> ServerWeights:
         sent = digest
         if self._up.maps_weights:
@@ -167,8 +168,8 @@ class Serving:
             payload = Packer().pack(content, policy=self._ledger.policy, step=None)
             payload.hash()
             structure, sent = content.structure, payload.digest
-        carrier = self._up._distribute(payload) if spread is None else spread
-        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, carrier, structure)
+        handle = self._up._distribute(payload) if spread is None else spread.result()
+        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
 
     # ------------------------------------------------------------------ the publication's way
 
@@ -189,8 +190,6 @@ class Serving:
             self.publication.store()
         except Exception as error:  # noqa: BLE001 - raised once the receipts were taken
             self.failure = error
-        if self._spread is not None and not self._spread.wait():
-            self._up.shelf.drop(self.publication.digest)
         # The bytes are in the file and with the transport.
         assert self._draft is not None
         self._draft.release()
@@ -217,3 +216,32 @@ class Serving:
         """Take back what can be taken back."""
         if self.publication is not None:
             self.publication.fail(error)
+
+
+class _Aside:
+    """Hands bytes to the transport in a thread of its own."""
+
+    def __init__(self, distribute: Callable[[Payload], Any], payload: Payload) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(distribute, payload), name="weightledger-distribute", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, distribute: Callable[[Payload], Any], payload: Payload) -> None:
+        try:
+            self._result = distribute(payload)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
+            self._error = error
+
+    def wait(self) -> None:
+        """Wait until the bytes are there, or cannot be."""
+        self._thread.join()
+
+    def result(self) -> Any:
+        """Return what the transport made of them."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result

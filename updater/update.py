@@ -140,7 +140,6 @@ class Update:
                 work.server = self._server_for(work.target)
         leaving = [work for work in works if work.action in ("push", "relabel")]
         order = self._commit_intentions(leaving, vanished)
-        self._wait_for_bytes(leaving, order)
         self._send(leaving, order)
         self._serving.make_durable()
         self._outstanding = {
@@ -250,29 +249,6 @@ class Update:
             ],
         )
 
-    def _wait_for_bytes(self, works: Sequence[_Work], order: int) -> None:
-        """Wait until the transport has the bytes; if it cannot take them no push leaves, and the record says so."""
-        servers = {work.server.digest: work.server for work in works if work.action == "push" and work.server}
-        try:
-            for server in servers.values():
-                _ = server.handle
-        except Exception as error:
-            for digest in servers:
-                self._up.shelf.drop(digest)
-            reason = f"never sent: {type(error).__name__}: {error}"
-            with self._ledger.writing() as conn:
-                fleet.settle(
-                    self._ledger,
-                    conn,
-                    [
-                        Settlement(
-                            work.seat.row, work.seat.name, "kept", order, work.target.version, detail=reason
-                        )
-                        for work in works
-                    ],
-                )
-            raise
-
     def _send(self, works: Sequence[_Work], order: int) -> None:
         """Let all pushes leave; nobody is waited for."""
         # A worker that gives up says so while it is still listened to.
@@ -284,7 +260,7 @@ class Update:
             outfit = outfits.get((id(server), bare))
             if outfit is None:
                 push = self._up._push_for(server, order, patience)
-                outfit = replace(server, push=push, carrier=None if bare else server.carrier)
+                outfit = replace(server, push=push, handle=None if bare else server.handle)
                 outfits[id(server), bare] = outfit
             assert isinstance(outfit.push, Push)
             # Until the transport has it: an interrupt in between must not leave a push that is never answered.

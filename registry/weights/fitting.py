@@ -305,12 +305,14 @@ def still_good(plan: Plan | None, payload: Payload, target: object, cast: bool) 
         return None
     for group in plan.groups:
         for tensor, known in zip(group.tensors, group.known, strict=True):
-            # `p.data = …` keeps the object and replaces its memory.
+            # `p.data = …` keeps the object and replaces its memory. Compared one by one: there may be ten thousand.
+            place, shape, dtype = known
             if (
-                tensor.data_ptr(),
-                tensor.shape,
-                tensor.dtype,
-            ) != known or tensor.is_contiguous() != group.way.flat:
+                tensor.data_ptr() != place
+                or tensor.shape != shape
+                or tensor.dtype != dtype
+                or tensor.is_contiguous() != group.way.flat
+            ):
                 return None
     return plan
 

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -45,6 +46,7 @@ class Packer:
         self._schema: list[Any] | None = None
         self._content: weakref.ref[Content] | None = None
         self._way: _Way | None = None
+        self._header: _Header | None = None
 
     def pack(self, content: Content, *, policy: str = "default", step: int | None = None) -> Payload:
         """Copy the tensors of a content as they are now.
@@ -56,7 +58,10 @@ class Packer:
         """
         again = self._content is not None and self._content() is content
         schema = self._schema if again and self._schema is not None else _schema_of(content)
-        layout, text = self._arrange(content, schema, policy, step)
+        header = self._header
+        if header is None or not again or (header.policy, header.step) != (policy, step):
+            header = self._arrange(content, schema, policy, step)
+        layout = header.layout
         buffer = self._room_for(layout)
         if not again or self._way is None or self._payload is None or self._payload.buffer is not buffer:
             self._way = _Way(content, buffer, layout)
@@ -64,9 +69,10 @@ class Packer:
         payload.structure, payload.policy, payload.step = content.structure, policy, step
         self._payload = None
         self._way.copy()
-        buffer.data[: layout.data_start] = header_block(layout, text)
+        buffer.data[: layout.data_start] = header.block
         # Only now: what failed on the way must not be taken for the schema of what the buffer holds.
         self._payload, self._schema, self._content = payload, schema, weakref.ref(content)
+        self._header = header
         return payload
 
     def holds(self, content: Content) -> bool:
@@ -100,9 +106,7 @@ class Packer:
                     return False
         return True
 
-    def _arrange(
-        self, content: Content, schema: list[Any], policy: str, step: int | None
-    ) -> tuple[Layout, bytes]:
+    def _arrange(self, content: Content, schema: list[Any], policy: str, step: int | None) -> _Header:
         known = None if self._payload is None else self._payload.layout
         if known is None or schema != self._schema:
             layout = arrange(
@@ -117,9 +121,9 @@ class Packer:
             layout, values=content.values, structure=content.structure, policy=policy, step=step
         )
         needed = sealed_room(layout, text)
-        if known is not None and needed <= known.data_start - LENGTH_BYTES:
-            return known, text
-        return with_room(layout, needed), text
+        if known is None or needed > known.data_start - LENGTH_BYTES:
+            known = with_room(layout, needed)
+        return _Header(known, header_block(known, text), policy, step)
 
     def _room_for(self, layout: Layout) -> Bytes:
         if self._payload is not None and self._payload.layout is layout:
@@ -130,6 +134,16 @@ class Packer:
             self._memory = page_buffer(0)
             self._memory = page_buffer(layout.nbytes)
         return self._memory[: layout.nbytes]
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What stands before the data, and what it was made for."""
+
+    layout: Layout
+    block: bytes
+    policy: str
+    step: int | None
 
 
 class _Way:
