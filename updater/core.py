@@ -9,7 +9,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import (
     ActorDiedError,
+    ActorPlacementGroupRemoved,
     ActorUnavailableError,
+    ActorUnschedulableError,
     GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
@@ -18,6 +20,7 @@ from ray.exceptions import (
     RayActorError,
     RayError,
     RayTaskError,
+    RuntimeEnvSetupError,
     WorkerCrashedError,
 )
 
@@ -37,7 +40,15 @@ from weightledger.updater.settling import Trouble
 # Ray sends arguments up to 100 KB inside the call; through the object store so small ones take twice as long.
 _INLINE_BYTES = 96 * 1024
 # What Ray raises when the worker's process is no more, or may be no more.
-_PROCESS_ENDED = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
+_PROCESS_ENDED = (
+    RayActorError,
+    OutOfMemoryError,
+    NodeDiedError,
+    WorkerCrashedError,
+    ActorUnschedulableError,
+    ActorPlacementGroupRemoved,
+    RuntimeEnvSetupError,
+)
 # What is raised before the worker's code runs: `receive` itself raises nothing.
 _NEVER_ARRIVED = (RayTaskError, PendingCallsLimitExceeded)
 

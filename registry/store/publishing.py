@@ -10,6 +10,7 @@ A publish of content that is already stored shares that file instead of writing 
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -156,10 +157,10 @@ class Publisher:
         with policy_lock(self.folder, self.ledger.policy):
             yield
 
-    def recover(self) -> None:
-        """Clear away what a dead writer left half-way. The caller holds the lock."""
+    def recover(self, publication: Publication) -> None:
+        """Clear away what a dead writer left, but not what this publication began. The caller holds the lock."""
         # Files without a row wait for the next open: a publish must not slow down as the folder fills.
-        recover_locked(self.ledger, self.store, sweep=False)
+        recover_locked(self.ledger, self.store, sweep=False, spare=publication.file_ids())
 
     def publish(self, draft: Draft, parent: int | None = None) -> Version:
         """Store a draft durably and append its version.
@@ -178,7 +179,7 @@ class Publisher:
                 with self.ledger.reading() as conn:
                     found = publication.look(conn)
                 if found.unfinished:
-                    self.recover()
+                    self.recover(publication)
                 versioning.check_parent(self.ledger, found, parent)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
@@ -240,9 +241,12 @@ class Publication:
             self.nonfinite = weights.nonfinite()
         else:
             with ThreadPoolExecutor(1) as aside:
-                nonfinite = aside.submit(weights.nonfinite)
+                try:
+                    look = aside.submit(weights.nonfinite)
+                except RuntimeError:
+                    look = None  # the interpreter is ending, and takes no more work for threads
                 self._hash_all()
-                self.nonfinite = nonfinite.result()
+                self.nonfinite = weights.nonfinite() if look is None else look.result()
         self._publisher.hashed(self.digest)
 
     def _hash_all(self) -> None:
@@ -325,9 +329,10 @@ class Publication:
 
     def fail(self, error: BaseException) -> None:
         """Take back what can be taken back; a number that was taken stays, marked lost."""
-        unnamed_only = False
-        if self.number:
-            try:
+        # Until it is marked lost its row may even say `stored`: a file that has its name stays until an open can tell.
+        unnamed_only = True
+        try:
+            if self.number:
                 with self._ledger.writing() as conn:
                     if self._ledger.version(conn, self.number).state == "stored":
                         # Interrupted after the commit: the version is whole, its files stay.
@@ -335,12 +340,15 @@ class Publication:
                     versioning.lose_version(
                         self._ledger, conn, self.number, f"{type(error).__name__}: {error}"
                     )
-            except NotFoundError:
-                pass  # the number went back with the transaction that took it
-            except (WeightLedgerError, SQLAlchemyError) as second:
-                # The row may even say `stored`, so a file that has its name stays until an open can tell.
-                unnamed_only = True
-                error.add_note(f"v{self.number} could not be marked lost ({second}); the next open does it")
+            unnamed_only = False
+        except NotFoundError:
+            unnamed_only = False  # the number went back with the transaction that took it
+        except (WeightLedgerError, SQLAlchemyError, sqlite3.Error) as second:
+            error.add_note(f"v{self.number} could not be marked lost ({second}); the next open does it")
+        finally:
+            self._abort(error, unnamed_only=unnamed_only)
+
+    def _abort(self, error: BaseException, *, unnamed_only: bool) -> None:
         for job in self._jobs():
             try:
                 job.abort(unnamed_only=unnamed_only)
@@ -360,6 +368,10 @@ class Publication:
             message=draft.message,
         )
 
+    def file_ids(self) -> list[str]:
+        """Return the ids of its temporary files."""
+        return [job.file_id for job in self._jobs()]
+
     def _jobs(self) -> list[_FileJob]:
         return [self._weights] if self._extra is None else [self._weights, self._extra]
 
@@ -377,7 +389,7 @@ class _FileJob:
     def __init__(self, part: Part, publisher: Publisher) -> None:
         self.part = part
         self._store = publisher.store
-        self._file_id = publisher.new_file_id()
+        self.file_id = publisher.new_file_id()
         self._writer: SnapshotWriter | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -394,7 +406,7 @@ class _FileJob:
 
     @property
     def _name(self) -> str:
-        return f"{self.part.payload.digest.removeprefix('blake3:')}-{self._file_id}.safetensors"
+        return f"{self.part.payload.digest.removeprefix('blake3:')}-{self.file_id}.safetensors"
 
     def seal(self, version: int) -> None:
         """Give the file its header, with which it is written to its end: a big one by its thread, a small one now.
@@ -407,11 +419,11 @@ class _FileJob:
         self._header = self.part.payload.sealed(version=version, structure=self.part.structure)
         self._ready.set()
         if not self.is_big:
-            self._writer = self._store.create(self._file_id)
+            self._writer = self._store.create(self.file_id)
             self._write()
 
     def _write_aside(self) -> None:
-        self._writer = self._store.create(self._file_id)
+        self._writer = self._store.create(self.file_id)
         thread = threading.Thread(target=self._write, name="weightledger-write", daemon=True)
         try:
             thread.start()

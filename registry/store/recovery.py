@@ -7,6 +7,7 @@ temporary file with the policy's tag, has no living owner: the row becomes `lost
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,12 +46,15 @@ def recover(engine: Engine, runs: RunKeeper, store: SnapshotStore, folder: Path)
                 recover_locked(Ledger(engine, runs, name), store)
 
 
-def recover_locked(ledger: Ledger, store: SnapshotStore, *, sweep: bool = True) -> None:
+def recover_locked(
+    ledger: Ledger, store: SnapshotStore, *, sweep: bool = True, spare: Collection[str] = ()
+) -> None:
     """Do it for one policy, whose lock the caller holds.
 
     Args:
         sweep: look for temporary files even if no row tells of a dead writer. That lists the folder, which takes the
             longer the more files it holds.
+        spare: temporary files of the caller's own.
     """
     with ledger.reading() as conn:
         found = versioning.unfinished(ledger, conn)
@@ -65,5 +69,5 @@ def recover_locked(ledger: Ledger, store: SnapshotStore, *, sweep: bool = True) 
         return
     tag = file_tag(ledger.policy)
     for file_id in store.leftovers():
-        if file_id.startswith(tag):
+        if file_id.startswith(tag) and file_id not in spare:
             store.discard(file_id)

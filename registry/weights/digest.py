@@ -70,10 +70,13 @@ def tensor_hashes(tensors: Iterable[_Place], *, threads: int = 1) -> list[str]:
     found = dict(zip(large, _hash_all([every[at] for at in large], threads), strict=True))
     shares = _shares([at for at in range(len(every)) if at not in found], every, threads)
     with ThreadPoolExecutor(threads) as pool:
-        for share, hashes in zip(
-            shares, pool.map(lambda share: _hash_all([every[at] for at in share], 1), shares), strict=True
-        ):
-            found.update(zip(share, hashes, strict=True))
+        try:
+            hashed = list(pool.map(lambda share: _hash_all([every[at] for at in share], 1), shares))
+        except RuntimeError:
+            # The interpreter is ending, and takes no more work for threads.
+            hashed = [_hash_all([every[at] for at in share], 1) for share in shares]
+    for share, hashes in zip(shares, hashed, strict=True):
+        found.update(zip(share, hashes, strict=True))
     return [found[at] for at in range(len(every))]
 
 

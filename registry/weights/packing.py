@@ -68,7 +68,7 @@ class Packer:
         payload = Payload(buffer, layout, content.values)
         payload.structure, payload.policy, payload.step = content.structure, policy, step
         self._payload = None
-        self._way.copy()
+        self._way.copy(content)
         buffer.data[: layout.data_start] = header.block
         # Only now: what failed on the way must not be taken for the schema of what the buffer holds.
         self._payload, self._schema, self._content = payload, schema, weakref.ref(content)
@@ -152,22 +152,24 @@ class _Way:
     def __init__(self, content: Content, buffer: Bytes, layout: Layout) -> None:
         base = buffer.ctypes.data + layout.data_start
         self._moves: list[tuple[int, int, int]] = []
-        self._sources: list[Tensor] = []
+        self._names: list[str] = []
+        """Of the tensors that torch copies; they themselves would be kept alive by this."""
         specs: list[Spec] = []
         for spec in layout.specs:
             tensor = content.tensors[spec.name]
             if raw.is_raw(tensor):
                 self._moves.append((base + spec.start, tensor.data_ptr(), spec.end - spec.start))
             else:
-                self._sources.append(tensor)
+                self._names.append(spec.name)
                 specs.append(spec)
         self._rows = region_views(buffer[layout.data_start :], specs)
 
-    def copy(self) -> None:
+    def copy(self, content: Content) -> None:
         raw.move(self._moves)
-        if self._sources:
+        if self._names:
+            sources = [content.tensors[name] for name in self._names]
             with torch.inference_mode(False), torch.no_grad():
-                torch._foreach_copy_(self._rows, self._sources)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_copy_(self._rows, sources)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _schema_of(content: Content) -> list[Any]:

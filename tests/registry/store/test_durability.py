@@ -146,6 +146,20 @@ def test_a_live_writer_is_not_taken_for_a_dead_one(registry: Registry) -> None:
     assert registry.head().number == 2 and value_of(registry.load()) == 2
 
 
+@pytest.mark.parametrize("size", [SMALL, 1 << 21], ids=["small", "written by a thread"])
+def test_a_registry_that_was_open_when_a_writer_died_publishes_on(registry: Registry, size: int) -> None:
+    """What the dead one left is cleared away, and what the new publish has begun to write is not."""
+    publish_many(registry, 2)
+    with registry.ledger.writing() as conn:
+        # What a kill between the row and its end leaves.
+        conn.exec_driver_sql("UPDATE versions SET state = 'writing' WHERE number = 2")
+        conn.exec_driver_sql("UPDATE snapshots SET stored = 0 WHERE id = 2")
+    assert registry.publish(weights(3, size)).number == 3
+    assert [registry.get(number).state for number in (1, 2, 3)] == ["stored", "lost", "stored"]
+    assert value_of(registry.load()) == 3
+    assert registry.verify() == []
+
+
 # ---------------------------------------------------------------------- full disks
 
 

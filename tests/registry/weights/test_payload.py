@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -269,6 +271,16 @@ def test_the_same_content_is_copied_as_it_is_now_however_its_memory_reads() -> N
         base += turn
         weights["big"] += 1
         assert not packer.holds(content)
+
+
+def test_a_packer_keeps_nobodys_tensors_alive() -> None:
+    weights = {"w": torch.ones(3), "t": torch.ones(2, 3).t(), "c": torch.tensor([1j, 2j])}
+    watched = [weakref.ref(tensor) for tensor in weights.values()]
+    packer = Packer()
+    packer.pack(flatten(weights))
+    weights.clear()
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None, None]
 
 
 def test_a_tensor_that_becomes_lazily_conjugated_keeps_its_meaning() -> None:
