@@ -259,11 +259,11 @@ class RemoteWeightUpdaterBase(ABC):
                 resend=force,
                 about={"step": step, "metrics": metrics, "metadata": metadata, "message": message},
             )
+            # Before any hook is called: one that does not publish would not meet the head, and none should run in vain.
+            self._follow_head(request)
             if wait:
-                # Whether the head moved is seen under the lock, together with all else that a publish has to see.
                 self._drain()
                 return self._run_on_head(request)
-            self._follow_head(request)
             if request.publish:
                 self._copy_now(request)
             return self._run_later(request)

@@ -198,3 +198,32 @@ def test_bytes_that_the_transport_cannot_take_leave_no_push_behind(tmp_path: Pat
         assert registry.verify() == []
         check_truth(updater)
         updater.pool.shutdown()
+
+
+def test_a_rollback_is_followed_although_a_hook_publishes_nothing(tmp_path: Path) -> None:
+    """A hook that hands out what it published before never meets the head by itself."""
+
+    class Remembering(ThreadUpdater):
+        last: ServerWeights | None = None
+
+        def _get_server_weights(self) -> ServerWeights:
+            if self.last is None:
+                self.last = super()._get_server_weights()
+            return self.last
+
+    held = [SimpleNamespace(policy=constant(-1.0), unreachable=False)]
+    registry = Registry.open(tmp_path)
+    with Remembering(constant(1.0), held, registry, timeout=30.0) as updater:
+        updater.update_weights()
+        updater.last = None
+        with torch.no_grad():
+            for parameter in updater.policy_weights.parameters():
+                parameter.fill_(2.0)
+        updater.update_weights()
+        registry.rollback(1)
+        report = updater.update_weights()
+        assert (report.adopted, report.version) == (True, 3)
+        assert values(updater) == [1.0]
+        assert float(updater.policy_weights.weight[0, 0]) == 1.0
+        check_truth(updater)
+        updater.pool.shutdown()
