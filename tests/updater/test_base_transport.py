@@ -224,6 +224,6 @@ def test_a_rollback_is_followed_although_a_hook_publishes_nothing(tmp_path: Path
         report = updater.update_weights()
         assert (report.adopted, report.version) == (True, 3)
         assert values(updater) == [1.0]
-        assert float(updater.policy_weights.weight[0, 0]) == 1.0
+        assert updater.policy_weights.weight[0, 0].item() == 1.0
         check_truth(updater)
         updater.pool.shutdown()
