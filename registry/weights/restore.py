@@ -32,10 +32,9 @@ from weightledger.registry.weights.fitting import (
     check_content,
     fail,
     make_plan,
-    same,
     still_good,
 )
-from weightledger.registry.weights.live import identity, live_digest, set_at
+from weightledger.registry.weights.live import live_digest, set_at
 from weightledger.registry.weights.payload import Payload
 
 __all__ = ["CopyResult", "Plan", "check_fit", "copy_into", "live_digest"]
@@ -73,8 +72,8 @@ def copy_into(
     with ExitStack() as undo:
         if plan.live.extras:
             _set_extra_states(plan, payload, undo)
-            if not same(identity(target), plan.objects):
-                # A module may replace its tensors when it takes its extra state.
+            if still_good(plan, payload, target, cast) is None:
+                # A module may replace its tensors, or their memory, when it takes its extra state.
                 plan = make_plan(payload, target, cast)
                 _keep(plans, target, plan)
         _set_values(plan, payload, undo)

@@ -726,3 +726,22 @@ def test_a_scripted_module_is_restored_like_its_source() -> None:
     target = torch.jit.script(net())
     assert copy_into(packed(source), target, plans={}).cast == ()
     assert live_digest(target)[0] == live_digest(source)[0]
+
+
+def test_a_module_that_takes_other_memory_with_its_extra_state_is_written_where_it_is() -> None:
+    class Moving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"n": 1}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.w.data = torch.zeros(4)
+
+    source, target = Moving(), Moving()
+    with torch.no_grad():
+        source.w.fill_(5.0)
+    copy_into(sent(source), target)
+    assert target.w.tolist() == [5.0] * 4
