@@ -64,7 +64,7 @@ class Serving:
         self.publication: Publication | None = None
         """What this update publishes; None when nothing changed."""
         self.view: View | None = None
-        """The pins, if they were seen together with the head that was published upon."""
+        """Pins and lineage, if they were seen together with the head that was published upon."""
         self.failure: BaseException | None = None
         """Why the publication could not be made durable; raised once the receipts were taken."""
 

@@ -6,7 +6,7 @@ Rules it keeps:
 - Opening never makes a file (`schema.ensure` does), so a wrong path cannot leave an empty database behind.
 - A connection belongs to the process that opened it. After `os.fork` the child opens its own.
 - SQLite's errors leave through `translate` as errors of this library that name the file. Broken constraints pass
-  as SQLAlchemy's `IntegrityError`: only the caller knows what they mean.
+  as `IntegrityError`, SQLAlchemy's or (from `statements`) the driver's: only the caller knows what they mean.
 """
 
 from __future__ import annotations
