@@ -1,6 +1,7 @@
 """The registry: what versions exist, what should run, and who held what."""
 
-from weightledger.registry.core import Registry
+from typing import TYPE_CHECKING, Any
+
 from weightledger.registry.errors import (
     ConflictError,
     CorruptionError,
@@ -22,6 +23,9 @@ from weightledger.registry.records import (
     WorkerStatus,
 )
 
+if TYPE_CHECKING:
+    from weightledger.registry.core import Registry
+
 __all__ = [
     "ConflictError",
     "CorruptionError",
@@ -41,3 +45,13 @@ __all__ = [
     "WeightLedgerError",
     "WorkerStatus",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # `Registry` brings the database along. It comes when it is asked for, so that the command line is at work before.
+    if name != "Registry":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from weightledger.registry.core import Registry
+
+    globals()[name] = Registry
+    return Registry

@@ -113,7 +113,7 @@ def test_every_column_of_every_table_is_documented_and_no_other() -> None:
 
 def commands() -> dict[str, set[str]]:
     """Every command of `weightledger`, and its options."""
-    from weightledger.registry.cli import app
+    from weightledger.registry.commands.app import app
 
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)

@@ -5,7 +5,7 @@ Rules kept here
   inside a function: a registry is read where no cluster is.
 - No import is relative or by a bare folder name: both would load a module twice, under two names.
 - No two modules import each other while they are being loaded.
-- `import weightledger.registry` loads neither torch nor Ray.
+- `import weightledger.registry` loads neither torch nor Ray, and no database before `Registry` is asked for.
 """
 
 from __future__ import annotations
@@ -125,12 +125,26 @@ def test_no_two_modules_import_each_other_while_they_are_loaded() -> None:
     assert cycle(sources()) == []
 
 
-@pytest.mark.parametrize("heavy", ["torch", "tensordict", "ray"])
-def test_importing_the_registry_stays_light(heavy: str) -> None:
-    loaded = fresh(
-        f"import sys, weightledger.registry; print([m for m in sys.modules if m.split('.')[0] == {heavy!r}])"
-    )
-    assert loaded == "[]"
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import weightledger.registry", {"sqlalchemy", "numpy", "torch", "tensordict", "ray"}),
+        ("from weightledger.registry import Registry", {"alembic", "numpy", "torch", "tensordict", "ray"}),
+    ],
+)
+def test_importing_the_registry_stays_light(statement: str, heavy: set[str]) -> None:
+    loaded = fresh(f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})")
+    assert set(loaded.split()) & heavy == set()
+
+
+def test_the_registry_offers_what_it_names_and_nothing_else() -> None:
+    program = """
+import weightledger.registry as registry
+names = {}
+exec("from weightledger.registry import *", names)
+print(sorted(names.keys() - {"__builtins__"}) == registry.__all__, hasattr(registry, "Other"))
+"""
+    assert fresh(program) == "True False"
 
 
 def test_the_registry_works_where_ray_and_the_updater_cannot_be_imported(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_its_page_is_among_those_that_are_run_as_tests_and_its_first_example_is_
 
 def test_what_it_says_is_not_there_is_not_there() -> None:
     (missing,) = re.findall(r"^Not there yet: (.*?)\n\n", TEXT, re.M | re.S)
-    from weightledger.registry.cli import app
+    from weightledger.registry.commands.app import app
 
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)

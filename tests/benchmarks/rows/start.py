@@ -17,7 +17,7 @@ from weightledger.registry import Registry
 
 BARE = "python -c pass"
 STATUS = "weightledger status"
-IMPORT = "import weightledger.registry"
+IMPORT = "from weightledger.registry import Registry"
 TORCH = "import torch"
 _MOST = 0.5  # seconds
 
@@ -39,8 +39,8 @@ def measure(setting: Setting) -> Iterator[Result]:
         programs = {
             BARE: [sys.executable, "-c", "pass"],
             STATUS: [*command, "status"],
-            IMPORT: [sys.executable, "-c", "import weightledger.registry"],
-            TORCH: [sys.executable, "-c", "import torch"],
+            IMPORT: [sys.executable, "-c", IMPORT],
+            TORCH: [sys.executable, "-c", TORCH],
         }
         rounds = 2 if setting.quick else 7
         seconds = interleave([_contender(name, each) for name, each in programs.items()], rounds)

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from weightledger import migrations
 from weightledger.registry import Registry
-from weightledger.registry.cli import app
+from weightledger.registry.commands.app import app
 from weightledger.registry.log import fleet, schema
 
 READING = ("status", "log", "show", "diff 1 2", "audit", "events", "best reward", "verify", "pin", "alias")
@@ -866,7 +866,7 @@ def test_questions_and_decisions_load_neither_torch_nor_ray_nor_alembic(copy: Pa
     """In one fresh process; with --json, rich is not needed either. `verify` reads tensors."""
     program = (
         "import sys\n"
-        "from weightledger.registry.cli import app\n"
+        "from weightledger.registry.commands.app import app\n"
         "for command in sys.argv[2:]:\n"
         "    app(['--json', '--registry', sys.argv[1], *command.split()], standalone_mode=False)\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
