@@ -21,6 +21,7 @@ from typing import Final
 from blake3 import blake3
 
 from weightledger.registry.values import Json, canonical, dumps
+from weightledger.registry.weights.listing import Listing, pairs
 
 PREFIX: Final = "blake3:"
 HASH_CHARS: Final = 64
@@ -60,15 +61,21 @@ def tensor_hashes(tensors: Iterable[_Place], *, threads: int = 1) -> list[str]:
     Returns:
         64 hexadecimal digits for each, in order.
     """
-    if threads == 1:
-        return _hash_all(tensors, 1)
     every = list(tensors)
-    fair = sum(view.nbytes for _, _, view in every) // threads
+    return row_hashes([view for _, _, view in every], [about(*place[:2]) for place in every], threads=threads)
+
+
+def row_hashes(rows: Sequence[memoryview], abouts: Sequence[bytes], *, threads: int = 1) -> list[str]:
+    """Hash many tensors, as `tensor_hashes` does, with what `about` says of each."""
+    if threads == 1:
+        return _hash_all(zip(rows, abouts, strict=True), 1)
+    every = list(zip(rows, abouts, strict=True))
+    fair = sum(view.nbytes for view in rows) // threads
     # One that is more than a thread's share has all threads to itself; the others are shared out whole, since a pool
     # that blake3 makes for a single hash costs more than it gains.
-    large = [at for at, (_, _, view) in enumerate(every) if view.nbytes > max(fair, _THREADED_BYTES)]
+    large = [at for at, view in enumerate(rows) if view.nbytes > max(fair, _THREADED_BYTES)]
     found = dict(zip(large, _hash_all([every[at] for at in large], threads), strict=True))
-    shares = _shares([at for at in range(len(every)) if at not in found], every, threads)
+    shares = _shares([at for at in range(len(every)) if at not in found], rows, threads)
     with ThreadPoolExecutor(threads) as pool:
         try:
             hashed = list(pool.map(lambda share: _hash_all([every[at] for at in share], 1), shares))
@@ -80,33 +87,37 @@ def tensor_hashes(tensors: Iterable[_Place], *, threads: int = 1) -> list[str]:
     return [found[at] for at in range(len(every))]
 
 
-def _shares(chosen: Sequence[int], every: Sequence[_Place], count: int) -> list[list[int]]:
+def _shares(chosen: Sequence[int], rows: Sequence[memoryview], count: int) -> list[list[int]]:
     """Cut a list of positions into so many runs of about as many bytes."""
-    whole = sum(every[at][2].nbytes for at in chosen)
+    whole = sum(rows[at].nbytes for at in chosen)
     shares: list[list[int]] = [[] for _ in range(count)]
     done = 0
     for at in chosen:
         shares[min(count - 1, done * count // max(1, whole))].append(at)
-        done += every[at][2].nbytes
+        done += rows[at].nbytes
     return shares
 
 
-def _hash_all(tensors: Iterable[_Place], threads: int) -> list[str]:
-    # A loop of its own, since a model may have ten thousand.
+def _hash_all(tensors: Iterable[tuple[memoryview, bytes]], threads: int) -> list[str]:
+    # One hasher for all: a model may have ten thousand tensors, and making one takes as long as hashing some kilobytes.
+    hasher = blake3() if threads == 1 else blake3(max_threads=threads)
+    reset, update, digest = hasher.reset, hasher.update, hasher.digest
     found = []
-    for dtype, shape, view in tensors:
-        hasher = blake3(view) if threads == 1 else blake3(view, max_threads=threads)
+    for view, described in tensors:
+        reset()
+        update(view)
         # The description comes last, with its length at the very end: the data then starts at blake3's first chunk and
         # is hashed in full-width strides, and the end still says where the data stopped.
-        hasher.update(_about(dtype, shape))
-        found.append(hasher.hexdigest())
+        update(described)
+        found.append(digest().hex())
     return found
 
 
 @lru_cache(maxsize=4096)
-def _about(dtype: str, shape: tuple[int, ...]) -> bytes:
-    about = dumps(["tensor", dtype, list(shape)]).encode("ascii")
-    return about + len(about).to_bytes(8, "little")
+def about(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return what a tensor's hash covers beside its bytes."""
+    text = dumps(["tensor", dtype, list(shape)]).encode("ascii")
+    return text + len(text).to_bytes(8, "little")
 
 
 def value_hash(encoded: Json) -> str:
@@ -115,7 +126,12 @@ def value_hash(encoded: Json) -> str:
     return blake3(about + len(about).to_bytes(8, "little")).hexdigest()
 
 
-def content_digest(hashes: Mapping[str, str]) -> str:
-    """Combine the hashes of all names (tied ones each under its own) into `"blake3:<64 hex>"`."""
-    listing = dumps(["content", sorted(hashes.items())])
-    return PREFIX + blake3(listing.encode("ascii")).hexdigest()
+def content_digest(hashes: Mapping[str, str], listing: Listing | None = None) -> str:
+    """Combine the hashes of all names into `"blake3:<64 hex>"`.
+
+    Args:
+        hashes: The hash of each name, of tied ones too, as the functions above return them.
+        listing: What `listing.pairs` made of the names, when it is at hand.
+    """
+    text = (pairs(hashes) if listing is None else listing).text(hashes)
+    return PREFIX + blake3(f'["content",[{text}]]'.encode("ascii")).hexdigest()

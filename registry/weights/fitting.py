@@ -7,7 +7,7 @@ of the same objects over the same memory; what depends on a snapshot's bytes is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -17,7 +17,9 @@ from torch import Tensor
 from weightledger.registry.errors import InvalidWeightsError
 from weightledger.registry.weights import leaves, raw
 from weightledger.registry.weights.layout import Spec
-from weightledger.registry.weights.live import Live, align, identity, look_at, tied_groups
+from weightledger.registry.weights.live import Live, align, identity, look_at, same, tied_groups
+from weightledger.registry.weights.memory import Memory
+from weightledger.registry.weights.moves import Moves
 from weightledger.registry.weights.payload import Payload
 
 
@@ -35,6 +37,8 @@ class Plan:
     """NumPy scalars of the target, which are replaced instead of written to → snapshot name."""
     cast: tuple[str, ...]
     groups: list[Group]
+    memory: Memory
+    """What is written to, as it was when it was checked."""
     must_equal: list[tuple[str, Spec, Spec]]
     """Places that must hold the same bytes, since the target keeps both in one tensor."""
     overlaps: list[list[Write]]
@@ -62,20 +66,18 @@ class Way:
     """Whether bytes are moved without torch, whose own cost a small tensor is more than that of its bytes."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """Tensors that are copied in one way."""
 
     way: Way
-    places: list[int] = field(default_factory=list)
+    places: list[int]
     """Positions in the layout."""
-    tensors: list[Tensor] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    """What is written to: the tensors, or one-dimensional views of them."""
-    known: list[tuple[int, torch.Size, torch.dtype]] = field(default_factory=list)
-    """Address, shape and type of each tensor when it was checked."""
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """Offset in the data and size of each tensor, bytes."""
+    tensors: list[Tensor]
+    rows: list[Tensor]
+    """What torch writes to: the tensors, or one-dimensional views of them."""
+    moves: Moves | None
+    """How their bytes come there, where torch does not copy them."""
 
 
 def make_plan(payload: Payload, target: object, cast: bool) -> Plan:
@@ -128,6 +130,7 @@ def make_plan(payload: Payload, target: object, cast: bool) -> Plan:
         scalars,
         tuple(converted),
         _grouped(writes, layout.specs),
+        Memory(write.tensor for write in writes),
         must_equal,
         _overlapping(writes),
     )
@@ -276,19 +279,24 @@ def fail(problems: list[str]) -> NoReturn:
 
 def _grouped(writes: list[Write], specs: tuple[Spec, ...]) -> list[Group]:
     place = {spec.name: at for at, spec in enumerate(specs)}
-    groups: dict[Way, Group] = {}
+    found: dict[Way, list[Write]] = {}
     for write in sorted(writes, key=lambda one: place[one.spec.name]):
-        tensor, spec = write.tensor, write.spec
-        way = _way(tensor, spec)
-        group = groups.setdefault(way, Group(way))
-        group.places.append(place[spec.name])
-        group.tensors.append(tensor)
-        group.known.append((tensor.data_ptr(), tensor.shape, tensor.dtype))
-        group.spans.append((spec.start, spec.end - spec.start))
+        found.setdefault(_way(write.tensor, write.spec), []).append(write)
+    return [_group(way, chosen, place) for way, chosen in found.items()]
+
+
+def _group(way: Way, writes: list[Write], place: dict[str, int]) -> Group:
+    tensors = [write.tensor for write in writes]
+    rows: list[Tensor] = []
+    moves = None
+    if way.raw:
+        pieces = ((write.spec, write.tensor.data_ptr()) for write in writes)
+        moves = Moves((spec.start, address, spec.end - spec.start) for spec, address in pieces)
+    else:
         with torch.inference_mode(way.inference), torch.no_grad():
             # A view has its tensor's version counter, so that autograd notices the write all the same.
-            group.rows.append(tensor.view(-1) if way.flat else tensor)
-    return list(groups.values())
+            rows = [tensor.view(-1) if way.flat else tensor for tensor in tensors]
+    return Group(way, [place[write.spec.name] for write in writes], tensors, rows, moves)
 
 
 def _way(tensor: Tensor, spec: Spec) -> Way:
@@ -303,24 +311,4 @@ def still_good(plan: Plan | None, payload: Payload, target: object, cast: bool) 
         return None
     if not same(identity(target), plan.objects):
         return None
-    for group in plan.groups:
-        for tensor, known in zip(group.tensors, group.known, strict=True):
-            # `p.data = …` keeps the object and replaces its memory. Compared one by one: there may be ten thousand.
-            place, shape, dtype = known
-            if (
-                tensor.data_ptr() != place
-                or tensor.shape != shape
-                or tensor.dtype != dtype
-                or tensor.is_contiguous() != group.way.flat
-            ):
-                return None
-    return plan
-
-
-def same(one: list[object], other: list[object]) -> bool:
-    """Tell whether two lists hold the same objects."""
-    return len(one) == len(other) and all(map(_is, one, other))
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+    return plan if plan.memory.unchanged() else None

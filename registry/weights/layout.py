@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from blake3 import blake3
 from weightledger.registry.errors import CorruptionError, InvalidWeightsError
 from weightledger.registry.values import Json, dumps
 from weightledger.registry.weights.dtypes import ITEM_BYTES
+from weightledger.registry.weights.listing import Listing, pairs, quoted_object
 
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000  # the safetensors readers' own limit
@@ -39,7 +41,7 @@ _ROOM: Final = (
     4096  # bytes; a header grows in such steps: a longer step moves nothing, and disks take whole pages
 )
 _SEAL_ROOM: Final = (
-    400  # bytes; the keys of version, digest, hashes and sum, and the values of all but the hashes
+    400  # bytes; the keys of step, version, digest, hashes and sum, and the values of all but the hashes
 )
 
 
@@ -93,9 +95,19 @@ class Layout:
         return blake3(self.entries + b"\n" + more.encode("ascii")).hexdigest()
 
     @cached_property
+    def pairs(self) -> Listing:
+        """What a content digest covers, for all names."""
+        return pairs([*self.by_name, *self.value_names])
+
+    @cached_property
+    def quoted_hashes(self) -> Listing:
+        """What the header says of the hashes of all names."""
+        return quoted_object([*self.by_name, *self.value_names])
+
+    @cached_property
     def hashes_room(self) -> int:
         """Bytes that the header needs for the hashes of all names."""
-        return len(_compact(_compact(dict.fromkeys([*self.by_name, *self.value_names], "0" * 64))))
+        return len(self.quoted_hashes.text(defaultdict(lambda: "0" * 64)))
 
 
 @dataclass(frozen=True)
@@ -156,14 +168,19 @@ def header_text(
     layout: Layout,
     *,
     values: Mapping[str, Json],
-    structure: Json,
+    structure: str,
     policy: str,
-    step: int | None,
+    step: int | None = None,
     version: int | None = None,
     digest: str | None = None,
     hashes: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the JSON of a header, sealed when digest and hashes are given."""
+    """Return the JSON of a header, sealed when digest and hashes are given.
+
+    Args:
+        structure: What `quoted` made of it.
+        hashes: The hash of every name, in hexadecimal digits.
+    """
     metadata = {"format": "pt", "weightledger": "1", "weightledger.policy": policy}
     for key, number in (("step", step), ("version", version)):
         if number is not None:
@@ -172,19 +189,24 @@ def header_text(
         metadata["weightledger.ties"] = _compact(layout.ties)
     if values:
         metadata["weightledger.values"] = _compact(values)
-    metadata["weightledger.structure"] = _compact(structure)
+    fields = [_compact(metadata)[1:-1], f'"weightledger.structure":{structure}']
     if hashes is not None and digest is not None:
-        metadata["weightledger.digest"] = digest
-        metadata["weightledger.hashes"] = _compact(hashes)
+        fields.append(f'"weightledger.digest":{_compact(digest)}')
+        fields.append(f'"weightledger.hashes":{layout.quoted_hashes.text(hashes)}')
     comma = b"," if layout.entries else b""
-    text = b"{" + layout.entries + comma + b'"__metadata__":' + _compact(metadata).encode("ascii")
+    text = b"".join((b"{", layout.entries, comma, b'"__metadata__":{', ",".join(fields).encode("ascii")))
     if hashes is None:
-        return text + b"}"
-    return text[:-1] + _SUM_MARK + blake3(text[:-1]).hexdigest().encode("ascii") + b'"}}'
+        return text + b"}}"
+    return b"".join((text, _SUM_MARK, blake3(text).hexdigest().encode("ascii"), b'"}}'))
+
+
+def quoted(structure: Json) -> str:
+    """Return a structure as the header has it, a JSON text within a JSON text."""
+    return _compact(_compact(structure))
 
 
 def sealed_room(layout: Layout, unsealed: bytes) -> int:
-    """Return the bytes that a header will need at most once it is sealed, whatever its hashes and version."""
+    """Return the bytes that a header will need at most once it is sealed, whatever its hashes, step and version."""
     return len(unsealed) + layout.hashes_room + _SEAL_ROOM
 
 

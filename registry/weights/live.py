@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from weightledger.registry.values import Json
 from weightledger.registry.weights import codec, leaves, names
 from weightledger.registry.weights.digest import content_digest, tensor_hash, value_hash
 from weightledger.registry.weights.names import Path
+
+_PARTLESS: Final = leaves.PLAIN_CLASSES | {type(None)}
 
 WRAPPER: Final = "module."
 """What data-parallel wrappers put before every name."""
@@ -197,13 +200,27 @@ def identity(target: object) -> list[object]:
             for children in (item._parameters, item._buffers, item._modules):
                 # Those of scripted modules are no mappings, but have their methods.
                 found += children.keys()
-                stack += children.values()
+                _take(children.values(), found, stack)
         elif isinstance(item, Mapping):
             found += item
-            stack += item.values()
+            _take(item.values(), found, stack)
         elif isinstance(item, (list, tuple)):
             stack += item
     return found
+
+
+def same(one: list[object], other: list[object]) -> bool:
+    """Tell whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
+def _take(parts: Iterable[Any], found: list[object], stack: list[Any]) -> None:
+    every = list(parts)
+    # Tensors have no parts of their own; they may be ten thousand.
+    if _PARTLESS.issuperset(map(type, every)):
+        found += every
+    else:
+        stack += every
 
 
 def _all_wrapped(found: Iterable[str]) -> bool:

@@ -27,10 +27,12 @@ from weightledger.registry.weights.layout import (
     arrange,
     header_block,
     header_text,
+    quoted,
     sealed_room,
     with_room,
 )
 from weightledger.registry.weights.leaves import CODES
+from weightledger.registry.weights.moves import Moves, Piece
 from weightledger.registry.weights.payload import Payload
 from weightledger.registry.weights.views import region_views
 
@@ -51,7 +53,8 @@ class Packer:
     def pack(self, content: Content, *, policy: str = "default", step: int | None = None) -> Payload:
         """Copy the tensors of a content as they are now.
 
-        The header is complete but not sealed: it names tensors and structure, without hashes and version.
+        The header is not sealed: it names tensors and structure, without what changes from version to version (hashes,
+        step, number). So the next one is the same, and whoever reads it need not read it again.
 
         Raises:
             InvalidWeightsError: The header would be larger than safetensors readers accept.
@@ -59,14 +62,18 @@ class Packer:
         again = self._content is not None and self._content() is content
         schema = self._schema if again and self._schema is not None else _schema_of(content)
         header = self._header
-        if header is None or not again or (header.policy, header.step) != (policy, step):
-            header = self._arrange(content, schema, policy, step)
+        if header is None or not again or header.policy != policy:
+            header = self._arrange(content, schema, policy)
         layout = header.layout
         buffer = self._room_for(layout)
         if not again or self._way is None or self._payload is None or self._payload.buffer is not buffer:
             self._way = _Way(content, buffer, layout)
         payload = Payload(buffer, layout, content.values)
         payload.structure, payload.policy, payload.step = content.structure, policy, step
+        payload.quoted = (content.structure, header.structure)
+        before = self._payload
+        if before is not None and before.layout is layout and before.buffer is buffer:
+            payload.rows = before.rows
         self._payload = None
         self._way.copy(content)
         buffer.data[: layout.data_start] = header.block
@@ -106,7 +113,7 @@ class Packer:
                     return False
         return True
 
-    def _arrange(self, content: Content, schema: list[Any], policy: str, step: int | None) -> _Header:
+    def _arrange(self, content: Content, schema: list[Any], policy: str) -> _Header:
         known = None if self._payload is None else self._payload.layout
         if known is None or schema != self._schema:
             layout = arrange(
@@ -117,13 +124,12 @@ class Packer:
             known = None
         else:
             layout = known
-        text = header_text(
-            layout, values=content.values, structure=content.structure, policy=policy, step=step
-        )
+        structure = quoted(content.structure)
+        text = header_text(layout, values=content.values, structure=structure, policy=policy)
         needed = sealed_room(layout, text)
         if known is None or needed > known.data_start - LENGTH_BYTES:
             known = with_room(layout, needed)
-        return _Header(known, header_block(known, text), policy, step)
+        return _Header(known, header_block(known, text), structure, policy)
 
     def _room_for(self, layout: Layout) -> Bytes:
         if self._payload is not None and self._payload.layout is layout:
@@ -142,30 +148,32 @@ class _Header:
 
     layout: Layout
     block: bytes
+    structure: str
+    """As `quoted` made it, for the sealed header."""
     policy: str
-    step: int | None
 
 
 class _Way:
     """How the tensors of one content come into one buffer."""
 
     def __init__(self, content: Content, buffer: Bytes, layout: Layout) -> None:
-        base = buffer.ctypes.data + layout.data_start
-        self._moves: list[tuple[int, int, int]] = []
+        self._base = buffer.ctypes.data + layout.data_start
+        pieces: list[Piece] = []
         self._names: list[str] = []
         """Of the tensors that torch copies; they themselves would be kept alive by this."""
         specs: list[Spec] = []
         for spec in layout.specs:
             tensor = content.tensors[spec.name]
             if raw.is_raw(tensor):
-                self._moves.append((base + spec.start, tensor.data_ptr(), spec.end - spec.start))
+                pieces.append((spec.start, tensor.data_ptr(), spec.end - spec.start))
             else:
                 self._names.append(spec.name)
                 specs.append(spec)
+        self._moves = Moves(pieces)
         self._rows = region_views(buffer[layout.data_start :], specs)
 
     def copy(self, content: Content) -> None:
-        raw.move(self._moves)
+        self._moves.gather(self._base)
         if self._names:
             sources = [content.tensors[name] for name in self._names]
             with torch.inference_mode(False), torch.no_grad():

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from torch import Tensor
 
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.values import Json
 from weightledger.registry.weights.arrays import Bytes, as_bytes
-from weightledger.registry.weights.digest import content_digest, tensor_hashes, threads_for, value_hash
+from weightledger.registry.weights.digest import about, content_digest, row_hashes, threads_for, value_hash
 from weightledger.registry.weights.layout import (
     Layout,
     Opening,
@@ -29,10 +29,18 @@ from weightledger.registry.weights.layout import (
     arrange,
     header_block,
     header_text,
+    quoted,
     read_header,
     with_room,
 )
 from weightledger.registry.weights.views import has_nonfinite, region_views
+
+
+class Rows(NamedTuple):
+    """What the hashes of tensors are made of, in the layout's order."""
+
+    data: Sequence[memoryview]
+    abouts: Sequence[bytes]
 
 
 class Payload:
@@ -48,12 +56,16 @@ class Payload:
         """Name → hash of every tensor (tied names included) and value; None until `hash`, or when the file had none."""
         self.structure: dict[str, Json] | None = None
         """How the first version with this content was built; None in a plain safetensors file."""
+        self.quoted: tuple[object, str] | None = None
+        """A structure and what `layout.quoted` made of it, when that was done already."""
         self.policy: str | None = None
         self.version: int | None = None
         """The version that the file was written for; others may share it."""
         self.step: int | None = None
         self.opening: Opening | None = None
         """What `parse` read before the data."""
+        self.rows: Rows | None = None
+        """What is hashed; another payload with this layout in this buffer has the same."""
         self._digest: str | None = None
         self._tensors: dict[str, Tensor] | None = None
 
@@ -76,7 +88,7 @@ class Payload:
             The content digest.
         """
         self.hashes = self._compute()
-        self._digest = content_digest(self.hashes)
+        self._digest = content_digest(self.hashes, self.layout.pairs)
         return self._digest
 
     def check(self, digest: str, what: str) -> None:
@@ -98,7 +110,7 @@ class Payload:
                     f"{what} is damaged: other bytes than were stored in {_listed(wrong)}; "
                     "restore the file from a backup, or go back to another version"
                 )
-        total = content_digest(found)
+        total = content_digest(found, self.layout.pairs)
         if total != digest:
             raise CorruptionError(
                 f"{what} holds other content than was recorded: expected {digest}, found {total}"
@@ -116,10 +128,12 @@ class Payload:
         """
         if self.hashes is None:
             self.hash()
+        chosen = self.structure if structure is None else structure
+        known = self.quoted is not None and self.quoted[0] is chosen
         text = header_text(
             self.layout,
             values=self.values,
-            structure=self.structure if structure is None else structure,
+            structure=self.quoted[1] if self.quoted is not None and known else quoted(chosen),
             policy=self.policy or "",
             step=self.step,
             version=version,
@@ -162,14 +176,13 @@ class Payload:
         return self.buffer[self.layout.data_start : self.layout.nbytes]
 
     def _compute(self) -> dict[str, str]:
-        threads = threads_for(self.layout.data_bytes)
-        data = self.buffer.data[self.layout.data_start :]
-        places = ((spec.code, spec.shape, data[spec.start : spec.end]) for spec in self.layout.specs)
-        found = dict(
-            zip(
-                (spec.name for spec in self.layout.specs), tensor_hashes(places, threads=threads), strict=True
-            )
-        )
+        specs = self.layout.specs
+        if self.rows is None:
+            data = self.buffer.data[self.layout.data_start :]
+            abouts = [about(spec.code, spec.shape) for spec in specs]
+            self.rows = Rows([data[spec.start : spec.end] for spec in specs], abouts)
+        hashes = row_hashes(*self.rows, threads=threads_for(self.layout.data_bytes))
+        found = dict(zip((spec.name for spec in specs), hashes, strict=True))
         found.update({alias: found[name] for alias, name in self.layout.ties.items()})
         found.update({name: value_hash(value) for name, value in self.values.items()})
         return found

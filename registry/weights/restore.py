@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from weightledger.registry import values
 from weightledger.registry.errors import InvalidWeightsError
-from weightledger.registry.weights import raw, structure
+from weightledger.registry.weights import structure
 from weightledger.registry.weights.digest import value_hash
 from weightledger.registry.weights.fitting import (
-    Group,
     Plan,
     check_content,
     fail,
@@ -110,8 +109,9 @@ def _plan(payload: Payload, target: object, cast: bool, plans: dict[int, Plan] |
 def _copy(plan: Plan, payload: Payload) -> None:
     sources: dict[bool, list[Tensor]] = {}
     for group in plan.groups:
-        if group.way.raw:
-            _move(group, payload)
+        if group.moves is not None:
+            group.moves.scatter(payload.buffer.ctypes.data + payload.layout.data_start)
+            torch.autograd.graph.increment_version(group.tensors)
             continue
         flat = group.way.flat
         if flat not in sources:
@@ -119,15 +119,6 @@ def _copy(plan: Plan, payload: Payload) -> None:
         wanted = [sources[flat][at] for at in group.places]
         with torch.inference_mode(group.way.inference), torch.no_grad():
             torch._foreach_copy_(group.rows, wanted)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _move(group: Group, payload: Payload) -> None:
-    base = payload.buffer.ctypes.data + payload.layout.data_start
-    raw.move(
-        (address, base + start, nbytes)
-        for (address, _, _), (start, nbytes) in zip(group.known, group.spans, strict=True)
-    )
-    torch.autograd.graph.increment_version(group.tensors)
 
 
 def _keep(plans: dict[int, Plan] | None, target: object, plan: Plan) -> None:

@@ -7,13 +7,11 @@ values, NumPy arrays, extra states, hooks on a state dict) is taken apart anew e
 
 from __future__ import annotations
 
-from operator import is_not
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weightledger.registry.weights.codec import Content, flatten
-from weightledger.registry.weights.live import identity
+from weightledger.registry.weights.live import identity, same
+from weightledger.registry.weights.memory import Memory
 
 
 class Flattener:
@@ -22,7 +20,7 @@ class Flattener:
     def __init__(self) -> None:
         self._content: Content | None = None
         self._objects: list[object] = []
-        self._memory: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]] = []
+        self._memory = Memory(())
 
     def flatten(self, weights: object, *, where: str = "weights") -> Content:
         """Take weights apart, as `codec.flatten` does.
@@ -37,24 +35,11 @@ class Flattener:
         self._content = content if _steady(weights, content, objects) else None
         if self._content is not None:
             self._objects = objects
-            self._memory = [_memory(tensor) for tensor in content.tensors.values()]
+            self._memory = Memory(content.tensors.values())
         return content
 
     def _unchanged(self, objects: list[object]) -> bool:
-        assert self._content is not None
-        if len(objects) != len(self._objects) or any(map(is_not, objects, self._objects)):
-            return False
-        # `p.data = …` keeps the object and replaces its memory. Compared one by one, since a list of ten thousand
-        # shapes would keep the garbage collector busy.
-        return all(
-            tensor.data_ptr() == place
-            and tensor.shape == shape
-            and tensor.stride() == stride
-            and tensor.dtype == dtype
-            for tensor, (place, shape, stride, dtype) in zip(
-                self._content.tensors.values(), self._memory, strict=True
-            )
-        )
+        return same(objects, self._objects) and self._memory.unchanged()
 
 
 def _steady(weights: object, content: Content, objects: list[object]) -> bool:
@@ -72,7 +57,3 @@ def _speaks_for_itself(module: nn.Module) -> bool:
         or kind._save_to_state_dict is not nn.Module._save_to_state_dict
         or kind.get_extra_state is not nn.Module.get_extra_state
     )
-
-
-def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -6,19 +6,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
 from tests.registry.snapshot_helpers import digest
+from weightledger.registry.values import dumps
 from weightledger.registry.weights.digest import content_digest, tensor_hash, tensor_hashes, value_hash
+from weightledger.registry.weights.listing import quoted_object
 
 
 def module() -> nn.Module:
@@ -130,6 +134,18 @@ def test_no_crafted_name_makes_one_list_look_like_another(hashes: dict[str, str]
     """Names may hold quotes, commas and digits of their own; joining texts would let them run together."""
     joined = {"".join(f"{name}{one}" for name, one in sorted(hashes.items())): ""}
     assert (content_digest(hashes) == content_digest(joined)) == (hashes == joined)
+
+
+@given(st.dictionaries(st.text(), st.text("0123456789abcdef", min_size=64, max_size=64), max_size=20))
+def test_a_content_digest_covers_the_json_of_the_sorted_pairs(hashes: dict[str, str]) -> None:
+    text = dumps(["content", sorted(hashes.items())])
+    assert content_digest(hashes) == "blake3:" + blake3(text.encode("ascii")).hexdigest()
+
+
+@given(st.dictionaries(st.text(), st.text("0123456789abcdef", min_size=64, max_size=64), max_size=20))
+def test_a_header_lists_hashes_as_json_within_json(hashes: dict[str, str]) -> None:
+    text = quoted_object(hashes).text(hashes)
+    assert text == json.dumps(json.dumps(hashes, separators=(",", ":")))
 
 
 def test_a_value_cannot_pass_for_a_tensor() -> None:

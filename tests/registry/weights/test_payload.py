@@ -203,6 +203,37 @@ def test_the_buffer_is_used_again_while_the_schema_stays() -> None:
     assert third.tensors()["weight"].shape == (9, 8)
 
 
+def test_hashes_are_those_of_the_bytes_that_the_buffer_holds_now() -> None:
+    """What is hashed is remembered from pack to pack, and must follow layout and buffer."""
+    packer = Packer()
+    small = {f"p{at}": torch.full((5,), float(at)) for at in range(40)}
+    others = {**small, "p7": torch.zeros(6)}, {**small, "p7": torch.zeros(5, 1)}, {"w": torch.zeros(4, 50)}
+    for weights in (small, small, *others, small):
+        content = flatten(weights)
+        for _ in range(2):
+            for tensor in weights.values():
+                tensor.add_(1)
+            assert packer.pack(content).digest == packed(weights).digest
+
+
+def test_a_step_and_a_number_of_any_length_find_room_in_a_sealed_header() -> None:
+    # Names of every length, so that one leaves no more room than is kept for the seal.
+    for length in range(1, 1500):
+        payload = Packer().pack(flatten({"w" * length: torch.zeros(3)}), step=-(2**63))
+        head = payload.sealed(version=2**63 - 1)
+        back = parse(head + payload.data().tobytes(), "file")
+        assert (back.step, back.version) == (-(2**63), 2**63 - 1)
+
+
+def test_a_sealed_header_has_the_structure_that_was_asked_for() -> None:
+    content = flatten({"a": torch.zeros(1), "b": {"c": torch.ones(1)}})
+    payload = Packer().pack(content)
+    other = {**content.structure, "kind": "extra"}
+    assert parse(payload.sealed() + payload.data().tobytes(), "own").structure == content.structure
+    file = payload.sealed(structure=other) + payload.data().tobytes()
+    assert parse(file, "other").structure == other
+
+
 def test_a_packed_payload_does_not_follow_the_live_weights() -> None:
     """TO-04, RL-02: bit for bit what the weights were at the call."""
     module = nn.Linear(2, 2)
@@ -557,7 +588,7 @@ def test_a_known_layout_spares_the_work_and_changes_nothing() -> None:
 def test_the_same_header_is_not_read_again_and_other_data_is_still_seen() -> None:
     first = packed({"w": torch.zeros(4)})
     one = parse(first.buffer.tobytes(), "one")
-    again = Packer().pack(flatten({"w": torch.ones(4)}), policy="test", step=7)
+    again = Packer().pack(flatten({"w": torch.ones(4)}), policy="test", step=1_000_000)
     two = parse(again.buffer, "two", known=one.opening)
     assert two.opening is one.opening
     assert two.tensors()["w"].tolist() == [1, 1, 1, 1]

@@ -720,6 +720,68 @@ def test_ten_thousand_small_tensors_are_restored_like_few() -> None:
     assert live_digest(target)[0] == payload.digest
 
 
+def many(fill: Callable[[tuple[int, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """So many small tensors that they are moved together, and some among them that cannot be."""
+    return {
+        f"{at:04}.{name}": tensor
+        for at in range(100)
+        for name, tensor in {
+            "weight": fill((8, 8)),
+            "bias": fill((8,)),
+            "half": fill((5, 3)).to(torch.bfloat16),
+            "long": fill((2,)).to(torch.int64),
+            "odd": fill((7,)).to(torch.uint8),
+            "none": fill((0, 3)),
+            "one": fill(()),
+            "turned": fill((6, 4)).t(),
+            "complex": torch.view_as_complex(fill((3, 2))),
+        }.items()
+    }
+
+
+def test_many_small_tensors_of_every_kind_arrive_in_place() -> None:
+    source, target = many(torch.randn), many(torch.zeros)
+    addresses = {name: tensor.data_ptr() for name, tensor in target.items()}
+    plans: dict[int, Any] = {}
+    for step in range(3):
+        for tensor in source.values():
+            tensor.add_(step)
+        counters = {name: tensor._version for name, tensor in target.items()}
+        copy_into(sent(source), target, plans=plans)
+        assert bits(target) == bits(source)
+        assert {name: tensor.data_ptr() for name, tensor in target.items()} == addresses
+        assert all(tensor._version > counters[name] for name, tensor in target.items())
+
+
+@pytest.mark.parametrize("name", ["0000.weight", "0050.bias", "0099.half", "0007.turned", "0042.one"])
+def test_one_tensor_among_many_that_got_other_memory_is_written_there(name: str) -> None:
+    source, target = many(torch.randn), many(torch.zeros)
+    plans: dict[int, Any] = {}
+    copy_into(sent(source), target, plans=plans)
+    before = target[name].clone()
+    left = target[name].data
+    target[name].data = torch.zeros_like(target[name]).contiguous()
+    for tensor in source.values():
+        tensor.add_(1)
+    copy_into(sent(source), target, plans=plans)
+    assert bits(target) == bits(source)
+    assert torch.equal(left, before)
+
+
+def test_parameters_that_are_views_of_one_row_are_restored_in_place() -> None:
+    """As `flatten_parameters` and sharding wrappers leave them."""
+    shapes = [(4, 3), (4,), (2, 4), (2,)] * 30
+    names = [f"{at:03}" for at in range(len(shapes))]
+    row = torch.zeros(sum(torch.Size(shape).numel() for shape in shapes) + 2)
+    parts = row[1:-1].split([torch.Size(shape).numel() for shape in shapes])
+    target = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+    source = {name: torch.randn(shape) for name, shape in zip(names, shapes, strict=True)}
+    copy_into(sent(source), target, plans={})
+    assert bits(target) == bits(source)
+    assert torch.equal(row[1:-1], torch.cat([tensor.view(-1) for tensor in source.values()]))
+    assert (row[0], row[-1]) == (0, 0)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_scripted_module_is_restored_like_its_source() -> None:
     source = net()
