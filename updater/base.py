@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from weightledger.registry import Registry
 from weightledger.registry.errors import ConflictError, InUseError
-from weightledger.registry.log import fleet
+from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.ledger import Ref
 from weightledger.registry.records import Version
 from weightledger.registry.store.publishing import Draft, Publication
@@ -35,7 +35,7 @@ from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
 from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
 from weightledger.updater.server import Mark, ServerWeights, Shelf, View, mark_of
-from weightledger.updater.serving import HeadMovedError, Request
+from weightledger.updater.serving import HeadMovedError, Request, Restoration
 from weightledger.updater.settling import Trouble
 from weightledger.updater.update import Update
 
@@ -54,6 +54,12 @@ _steering = threading.Lock()
 def no_op(hook: _F) -> _F:
     """Mark a hook as changing nothing, so that no work is done to call it."""
     hook.__no_op__ = True  # type: ignore[attr-defined]
+    return hook
+
+
+def publishes(hook: _F) -> _F:
+    """Mark a `_get_server_weights` that does nothing but publish: that finds a moved head by itself, under the lock."""
+    hook.__publishes__ = True  # type: ignore[attr-defined]
     return hook
 
 
@@ -259,7 +265,11 @@ class RemoteWeightUpdaterBase(ABC):
                 resend=force,
                 about={"step": step, "metrics": metrics, "metadata": metadata, "message": message},
             )
-            # Before any hook is called: one that does not publish would not meet the head, and none should run in vain.
+            if wait and self._only_publishes:
+                self._drain()
+                return self._run_on_head(request)
+            # Before any hook is called: one that does not publish would not meet the head, and a copy that is made now
+            # is published later.
             self._follow_head(request)
             if wait:
                 self._drain()
@@ -294,6 +304,8 @@ class RemoteWeightUpdaterBase(ABC):
     def rollback(self, to: Ref | None = None, reason: str = "") -> SyncReport:
         """Go back to an older version: a new version in the log, the server weights in place, every unpinned worker.
 
+        The server weights are restored while workers pull; `on_rollback` is called at the end.
+
         Args:
             to: as in `Registry.rollback`.
             reason: for the log.
@@ -314,11 +326,11 @@ class RemoteWeightUpdaterBase(ABC):
                 )
             payload = self._payload_of(wanted)
             check_fit(payload, self.policy_weights, plans=self._own_plans())
-            version = self.registry.rollback(
-                wanted, reason=reason, expected_head=None if self.head is None else self.head.number
-            )
-            self._take_over(version, payload)
-            return self._run(Request(ids=self.all_worker_ids(), forced=True))
+            restoration = Restoration(wanted, payload, reason)
+            report = self._run(Request(ids=self.all_worker_ids(), forced=True, restoration=restoration))
+            assert restoration.version is not None
+            self._tell(restoration.version)
+            return report
 
     def pin(self, worker_id: int, ref: Ref, reason: str = "") -> SyncReport:
         """Hold a worker at a version or alias, in the registry, and bring it there.
@@ -551,9 +563,16 @@ class RemoteWeightUpdaterBase(ABC):
         return self._at_hand
 
     def _take_over(self, version: Version, payload: Payload) -> None:
+        """Follow a rollback that was made elsewhere."""
+        self._restore_server(version, payload)
+        self._tell(version)
+
+    def _restore_server(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""
         copy_into(payload, self.policy_weights, plans=self._own_plans())
         self._believe(version)
+
+    def _tell(self, version: Version) -> None:
         if self.on_rollback is not None:
             self.on_rollback(version)
 
@@ -565,7 +584,9 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _believe(self, version: Version) -> None:
         self.head = self._marks[version.number] = mark_of(version)
-        self._ranges = None
+        known, self._ranges = self._ranges, None
+        if known is not None and version.restores is not None:
+            self._ranges = lineage.after_rollback(known, version.number, version.restores)
 
     def _saw_own(self, publication: Publication) -> None:
         """Note that an update of this updater became the head."""
@@ -595,6 +616,10 @@ class RemoteWeightUpdaterBase(ABC):
     def maps_weights(self) -> bool:
         """Whether `_maybe_map_weights` does anything."""
         return not getattr(type(self)._maybe_map_weights, "__no_op__", False)
+
+    @property
+    def _only_publishes(self) -> bool:
+        return getattr(type(self)._get_server_weights, "__publishes__", False)
 
     def _publish(self, weights: Any) -> ServerWeights:
         """Publish weights if their content changed; for `_get_server_weights`.

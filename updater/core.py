@@ -28,7 +28,8 @@ from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, SyncError
 from weightledger.registry.records import Version
 from weightledger.registry.weights.payload import Payload
-from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
+from weightledger.updater.base import RemoteWeightUpdaterBase, no_op, publishes
+from weightledger.updater.courier import Courier
 from weightledger.updater.lives import actor_name, find_lives
 from weightledger.updater.metrics import RayMetrics
 from weightledger.updater.push import Apply, Locate
@@ -120,6 +121,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             on_rollback=on_rollback,
         )
         self._observer = self._metrics = RayMetrics(registry.policy)
+        self._courier = Courier()
         if handles:
             self._add_workers(handles, list(names) if names is not None else self._default_names(handles))
 
@@ -144,6 +146,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         """Return the ids of all workers, in the order in which they were added."""
         return self.seats.ids()
 
+    @publishes
     def _get_server_weights(self) -> ServerWeights:
         """Publish the live server weights if they changed, put them into the object store once, and return both."""
         return self._publish(self.policy_weights)
@@ -160,8 +163,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 f"worker {worker_id}: these weights carry no instruction, as they do inside of an update only; "
                 "sync(worker_id) pushes from outside"
             )
-        handle = self.seats.get(worker_id).handle
-        return handle.__ray_call__.remote(receive, server_weights.push, server_weights.handle)
+        return self._courier.send(self.seats.get(worker_id).handle, receive, server_weights)
 
     def _distribute(self, payload: Payload) -> Any:
         # Either way the buffer is free again afterwards.

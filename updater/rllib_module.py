@@ -212,13 +212,11 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         )
         return True
 
-    def _take_over(self, version: Version, payload: Payload) -> None:
+    def _restore_server(self, version: Version, payload: Payload) -> None:
         copy_into(payload, self.policy_weights)
         # Before it is believed: should a learner not answer, the next update sees the rollback again.
         self._restore_learner(version)
         self._believe(version)
-        if self.on_rollback is not None:
-            self.on_rollback(version)
 
     def _restore_learner(self, version: Version) -> None:
         try:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from weightledger.registry.errors import ConflictError
+from weightledger.registry.log import steering, versioning
+from weightledger.registry.records import Version
 from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.packing import Packer
@@ -32,6 +34,18 @@ class HeadMovedError(ConflictError):
 
 
 @dataclass
+class Restoration:
+    """A rollback: what the server weights and the workers go back to."""
+
+    wanted: Version
+    payload: Payload
+    """The bytes of `wanted`, which the server weights are known to accept."""
+    reason: str
+    version: Version | None = None
+    """The version that restores it, once it is in the log."""
+
+
+@dataclass
 class Request:
     """What the caller asked for."""
 
@@ -41,6 +55,8 @@ class Request:
     """Weights to publish in place of the live ones."""
     draft: Draft | None = None
     """A copy made in the caller's thread already."""
+    restoration: Restoration | None = None
+    """Roll back first."""
     version: Mark | None = None
     """Bring the workers to this version once, whatever their targets are."""
     forced: bool = False
@@ -66,7 +82,8 @@ class Serving:
         self.view: View | None = None
         """Pins and lineage, if they were seen together with the head that was published upon."""
         self.failure: BaseException | None = None
-        """Why the publication could not be made durable; raised once the receipts were taken."""
+        """Why the publication could not be made durable, or the server weights not restored; raised once the receipts
+        were taken."""
 
     def publish(self, weights: Any) -> ServerWeights:
         """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
@@ -118,6 +135,16 @@ class Serving:
         self._up.shelf.put(server)
         return server
 
+    def roll_back(self, restoration: Restoration) -> ServerWeights:
+        """Take the number of a rollback, whose row is written together with the intentions."""
+        self._lock = self._stack.enter_context(ExitStack())
+        self._lock.enter_context(self._registry.publisher.lock())
+        with self._ledger.reading() as conn:
+            found = versioning.standing(self._ledger, conn)
+            self.view = self._up._look(conn, pinned=found.pinned)
+        wanted = restoration.wanted
+        return self.serve(Mark(found.last_number + 1, wanted.digest, wanted.nonfinite), wanted.number)
+
     def _check_head(self, found: int | None) -> None:
         # Takeovers drain what is in flight first, so the head that the updater knows is the one that the weights were
         # trained from, plus this updater's own publishes.
@@ -137,11 +164,16 @@ class Serving:
         assert head is not None
         return self.serve(head)
 
-    def serve(self, version: Mark) -> ServerWeights:
+    def serve(self, version: Mark, source: int | None = None) -> ServerWeights:
+        """Return a version's bytes as they were handed out before, or read them from the file.
+
+        Args:
+            source: the number of a stored version of that content; its own by default.
+        """
         found = self._up.shelf.find(version.digest)
         if found is not None:
             return replace(found, version=version.number)
-        payload, structure = self._up._read(version.number, version.digest)
+        payload, structure = self._up._read(version.number if source is None else source, version.digest)
         return self._serve(version, payload, structure, None)
 
     def _serve(
@@ -175,24 +207,46 @@ class Serving:
 
     def must_open(self) -> bool:
         """Tell whether the version's row is still to be written."""
+        restoration = self._request.restoration
+        if restoration is not None:
+            return restoration.version is None
         return self.publication is not None and not self.publication.number
 
     def open(self, conn: Connection) -> None:
         """Write the version's row, in the caller's transaction."""
-        if self.publication is not None and self.must_open():
+        if not self.must_open():
+            return
+        restoration = self._request.restoration
+        if restoration is not None:
+            head = self._up.head
+            restoration.version = steering.roll_back(
+                self._ledger,
+                conn,
+                restoration.wanted,
+                reason=restoration.reason,
+                expected_head=None if head is None else head.number,
+            )
+        elif self.publication is not None:
             self.publication.open(conn)
 
-    def make_durable(self) -> None:
-        """Finish the file while workers pull, and let the next copy have the buffer."""
-        if self.publication is None:
-            return
+    def finish(self) -> None:
+        """Do what need not be done before the pushes leave, while workers pull: store the file, restore the server."""
         try:
-            self.publication.store()
+            if self._request.restoration is not None:
+                self._restore(self._request.restoration)
+            elif self.publication is not None:
+                self.publication.store()
         except Exception as error:  # noqa: BLE001 - raised once the receipts were taken
             self.failure = error
-        # The bytes are in the file and with the transport.
-        assert self._draft is not None
-        self._draft.release()
+        if self._draft is not None:
+            # The bytes are in the file and with the transport: the next copy may have the buffer.
+            self._draft.release()
+
+    def _restore(self, restoration: Restoration) -> None:
+        # The row is committed.
+        self._lock.close()
+        assert restoration.version is not None
+        self._up._restore_server(restoration.version, restoration.payload)
 
     def is_storing(self, number: int) -> bool:
         """Tell whether a version has no file yet, since this update is about to store it."""

@@ -210,8 +210,7 @@ class RayCollectorWeightUpdater(_Accepted):
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
         """Start one push to a collector's actor; returns the `ObjectRef` of its receipt."""
-        handle = self.seats.get(worker_id).handle
-        return handle.__ray_call__.remote(receive_in_collector, server_weights.push, server_weights.handle)
+        return self._courier.send(self.seats.get(worker_id).handle, receive_in_collector, server_weights)
 
     def _skip_update(self, worker_id: int) -> bool:
         """Tell whether the interval passes this worker by: never if the update was asked for by hand."""

@@ -1,7 +1,8 @@
 """One update, from the weights to the report.
 
-The order is the promise. The row of the version and every intention are committed before the first push leaves; the
-file becomes durable while workers pull; receipts alone make holdings; what has no answer stays open in the record.
+The order is the promise. The row of the version and every intention are committed before the first push leaves. While
+workers pull, the file becomes durable, or a rollback restores the server weights. Receipts alone make holdings; what
+has no answer stays open in the record.
 Nobody waits longer than the update's timeout, however many workers are silent.
 """
 
@@ -82,7 +83,9 @@ class Update:
         """Carry the request out and report."""
         with self._stack:
             try:
-                if self.request.publish:
+                if self.request.restoration is not None:
+                    self._accept(self._serving.roll_back(self.request.restoration))
+                elif self.request.publish:
                     self._accept(self._up._get_server_weights())
                 self._bring_all()
             except BaseException as error:
@@ -141,7 +144,7 @@ class Update:
         leaving = [work for work in works if work.action in ("push", "relabel")]
         order = self._commit_intentions(leaving, vanished)
         self._send(leaving, order)
-        self._serving.make_durable()
+        self._serving.finish()
         self._outstanding = {
             work.seat.id: work for work in works if work.action in ("push", "relabel", "wait")
         }

@@ -17,7 +17,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,6 +54,8 @@ class _Connection(sqlite3.Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owner = os.getpid()
+        self.has_log = False
+        """Whether the database had its write-ahead log when this connection was made."""
         _connections.add(self)
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,6 +73,18 @@ class _Connection(sqlite3.Connection):
     def close(self) -> None:
         if self._owner == os.getpid():
             super().close()
+
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        """Let transactions that begin and end in here not wait for the disk; only the write-ahead log is safe so."""
+        if not self.has_log:
+            yield
+            return
+        self.execute("PRAGMA synchronous=NORMAL")
+        try:
+            yield
+        finally:
+            self.execute("PRAGMA synchronous=FULL")
 
     def _refuse_strangers(self) -> None:
         if self._owner != os.getpid():
@@ -147,8 +161,12 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
+def writing(engine: Engine, *, durable: bool = True) -> Iterator[Connection]:
     """Give a connection inside a transaction that holds the write lock: commits at the end, or undoes everything.
+
+    Args:
+        durable: Wait until the disk has it. Otherwise it is everybody's to see and outlives every process, but only
+            the next durable transaction brings it over a power loss.
 
     Raises:
         InUseError: Another process kept the write lock for longer than the engine waits.
@@ -159,7 +177,9 @@ def writing(engine: Engine) -> Iterator[Connection]:
     """
     with translate(engine), engine.connect() as connection:
         connection.execution_options(**{_IMMEDIATE: True})
-        with connection.begin():
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, _Connection)
+        with raw.unsynced() if not durable else nullcontext(), connection.begin():
             yield connection
 
 
@@ -286,7 +306,8 @@ def _prepare(connection: _Connection, more: list[str]) -> _Connection:
         (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
         connection.execute("PRAGMA foreign_keys=ON")
         # FULL syncs the log at each commit. A rollback journal is durable only once its folder is synced too.
-        connection.execute(f"PRAGMA synchronous={'FULL' if mode == 'wal' else 'EXTRA'}")
+        connection.has_log = mode == "wal"
+        connection.execute(f"PRAGMA synchronous={'FULL' if connection.has_log else 'EXTRA'}")
         for statement in more:
             connection.execute(statement)
     except BaseException:

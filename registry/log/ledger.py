@@ -144,10 +144,14 @@ class Ledger:
         return db.reading(self.engine)
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Open a writing transaction; it commits at the end of the block, or leaves nothing."""
+    def writing(self, *, durable: bool = True) -> Iterator[Connection]:
+        """Open a writing transaction; it commits at the end of the block, or leaves nothing.
+
+        Args:
+            durable: as in `engine.writing`.
+        """
         try:
-            with db.writing(self.engine) as conn:
+            with db.writing(self.engine, durable=durable) as conn:
                 yield conn
         except BaseException:
             # They may have been seen inside of the transaction that is undone now.

@@ -43,6 +43,25 @@ def ranges(head: int, rollbacks: Mapping[int, int]) -> Ranges:
     return tuple(found)
 
 
+def after_rollback(ranges: Ranges, number: int, parent: int) -> Ranges | None:
+    """Return the lineage of a rollback, given any lineage that its parent lies on.
+
+    Args:
+        ranges: From `ranges`.
+
+        number: The rollback, newer than all of them.
+
+        parent: The version that it restores.
+
+    Returns:
+        Its closed ranges, newest first; None when the parent does not lie on the given lineage.
+    """
+    if not contains(ranges, parent):
+        return None
+    older = tuple((first, min(last, parent)) for first, last in ranges if first <= parent)
+    return ((number, number), *older)
+
+
 def contains(ranges: Sequence[tuple[int, int]], number: int) -> bool:
     """Tell whether a number lies on the lineage.
 

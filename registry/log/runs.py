@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 from weightledger.registry.errors import InUseError, StorageError
@@ -155,10 +156,13 @@ def file_lock(path: Path, *, what: str, timeout: float) -> Iterator[None]:
 
 def policy_lock_file(folder: Path, policy: str) -> Path:
     """Return the lock file of a policy."""
+    return Path(os.path.abspath(folder)) / "locks" / _policy_file(policy)
+
+
+@lru_cache(maxsize=256)
+def _policy_file(policy: str) -> str:
     # A hash, because a policy's name may be longer than a file's, or differ from another only by case.
-    return (
-        Path(os.path.abspath(folder)) / "locks" / f"policy-{hashlib.sha256(policy.encode()).hexdigest()[:32]}"
-    )
+    return f"policy-{hashlib.sha256(policy.encode()).hexdigest()[:32]}"
 
 
 def file_tag(policy: str) -> str:
@@ -281,14 +285,22 @@ def _thread_lock(path: Path, timeout: float) -> Iterator[bool]:
 def _held(descriptor: int, what: str) -> Iterator[None]:
     try:
         run = _process.run()
-        note = {"what": what, "pid": run.pid, "host": run.host, "user": run.user}
-        # Of one length always: a file that never changes its size costs no journal of the file system's. It only serves
-        # messages, so a full disk is no reason to refuse the lock.
+        note = _note(what, run.pid, run.host, run.user)
+        # It only serves messages, so a full disk is no reason to refuse the lock. A holder that comes again finds its
+        # note there: writing would have the file system's journal wait for the disk.
         with suppress(OSError):
-            os.pwrite(descriptor, json.dumps(note).encode().ljust(_NOTE_BYTES), 0)
+            if os.pread(descriptor, _NOTE_BYTES + 1, 0) != note:
+                os.pwrite(descriptor, note, 0)
         yield
     finally:
         _process.close(descriptor)
+
+
+@lru_cache(maxsize=64)
+def _note(what: str, pid: int, host: str, user: str) -> bytes:
+    # Of one length always: a file that never changes its size costs the file system's journal less.
+    note = {"what": what, "pid": pid, "host": host, "user": user}
+    return json.dumps(note).encode().ljust(_NOTE_BYTES)
 
 
 def _holder(path: Path) -> str:
@@ -312,9 +324,13 @@ def _wait_for_lock_file(path: Path, deadline: float) -> int | None:
 
 def _try_lock_file(path: Path) -> int | None:
     """Return the descriptor that holds the lock, or None when somebody else does."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         raise StorageError(
             f"{path}: expected to make a lock file, but the operating system refused ({error}). "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, select, update
@@ -40,10 +41,11 @@ def roll_back(
         )
     wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
     source = ledger.row(conn, wanted.number)
+    at = now()
     number, _ = append(
         ledger,
         conn,
-        created_at=now(),
+        created_at=at,
         state="stored",
         digest=source.digest,
         snapshot_id=source.snapshot_id,
@@ -66,7 +68,17 @@ def roll_back(
         reason=reason,
         details={"restores": wanted.number, "from": head},
     )
-    return ledger.version(conn, number)
+    return replace(
+        wanted,
+        number=number,
+        parent=wanted.number,
+        restores=wanted.number,
+        run=ledger.run_id(conn),
+        metrics={},
+        metadata={},
+        message=reason,
+        created_at=at,
+    )
 
 
 def set_alias(ledger: Ledger, conn: Connection, name: str, ref: Ref) -> None:

@@ -184,7 +184,8 @@ class Publisher:
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
                 publication.write()
-                with self.ledger.writing() as conn:
+                # Nobody was told the number, so a power loss may take the row back; a dead process cannot.
+                with self.ledger.writing(durable=False) as conn:
                     publication.open(conn)
                 publication.store()
                 with self.ledger.writing() as conn:

@@ -164,10 +164,10 @@ class Fuse:
             setattr(owner, name, self.after(getattr(owner, name)))
         registry.ledger.writing = self._after(registry.ledger.writing)  # type: ignore[method-assign]
 
-    def _after(self, transaction: Callable[[], Any]) -> Callable[[], Any]:
+    def _after(self, transaction: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
-        def wrapped() -> Iterator[Any]:
-            with transaction() as conn:
+        def wrapped(**options: Any) -> Iterator[Any]:
+            with transaction(**options) as conn:
                 yield conn
                 self.step()  # all said, nothing committed
             self.step()

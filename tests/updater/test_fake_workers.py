@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from weightledger.registry import NotFoundError, Registry
+from weightledger.registry import NotFoundError, Registry, Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
 from weightledger.updater.server import ServerWeights
@@ -214,8 +214,41 @@ def test_a_callback_that_raises_does_not_keep_workers_from_what_was_rolled_back_
     learn(fleet, 2.0)
     with pytest.raises(RuntimeError, match="no optimizer"):
         fleet.rollback(1)
-    assert statuses(fleet.update_weights().workers) == {"fake-0": "synced"}
     assert value(fleet, 0) == 1.0 and states(fleet) == [("confirmed", 3, None)]
+    assert statuses(fleet.update_weights().workers) == {"fake-0": "current"}
+
+
+def test_server_weights_that_cannot_be_restored_do_not_keep_workers_from_it_and_are_told(make: Make) -> None:
+    fleet = make(1)
+    learn(fleet, 1.0)
+    learn(fleet, 2.0)
+    restore = fleet._restore_server
+
+    def refuse(version: Any, payload: Any) -> None:
+        raise RuntimeError("the learner does not answer")
+
+    fleet._restore_server = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="does not answer"):
+        fleet.rollback(1)
+    assert value(fleet, 0) == 1.0 and states(fleet) == [("confirmed", 3, None)]
+    fleet._restore_server = restore  # type: ignore[method-assign]
+    report = fleet.update_weights()
+    assert report.adopted and report.version == 3, "not published over: the next update restores them"
+
+
+def test_a_callback_that_updates_again_finds_the_rollback_done(make: Make) -> None:
+    seen = []
+
+    def train_on(version: Version) -> None:
+        seen.append((version.number, value(fleet, 0), states(fleet)))
+        learn(fleet, 9.0)
+
+    fleet = make(1, on_rollback=train_on)
+    learn(fleet, 1.0)
+    learn(fleet, 2.0)
+    assert fleet.rollback(1).version == 3
+    assert seen == [(3, 1.0, [("confirmed", 3, None)])]
+    assert value(fleet, 0) == 9.0 and states(fleet) == [("confirmed", 4, None)]
 
 
 def test_a_worker_that_drifted_and_refuses_a_push_is_not_said_to_hold_what_it_held(make: Make) -> None:

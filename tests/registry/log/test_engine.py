@@ -107,6 +107,28 @@ def test_every_connection_is_set_up_to_be_durable_and_strict(engine: Engine) -> 
             }
 
 
+def test_only_a_transaction_that_need_not_be_durable_leaves_the_disk_out(engine: Engine) -> None:
+    with writing(engine, durable=False) as conn:
+        assert conn.exec_driver_sql("PRAGMA synchronous").scalar() == 1, "NORMAL: the log is not synced"
+        conn.execute(
+            insert(Policy).values(name="seen", last_number=0, last_order=0, created_at=datetime.now(UTC))
+        )
+    with writing(engine) as conn:
+        assert conn.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "FULL again"
+        assert conn.scalar(select(Policy.name)) == "seen"
+    with pytest.raises(ZeroDivisionError), writing(engine, durable=False):
+        raise ZeroDivisionError
+    with writing(engine) as conn:
+        assert conn.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_without_a_write_ahead_log_every_transaction_waits_for_the_disk(tmp_path: Path) -> None:
+    schema.ensure(tmp_path / "registry.db", create=True, migrate=True)
+    engine = open_engine(tmp_path / "registry.db", vfs="unix-dotfile")
+    with writing(engine, durable=False) as conn:
+        assert conn.exec_driver_sql("PRAGMA synchronous").scalar() == 3, "EXTRA"
+
+
 def test_a_failed_transaction_leaves_nothing(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="stop"), writing(engine) as conn:
         conn.execute(

@@ -53,6 +53,18 @@ def test_ranges_are_newest_first_and_apart_and_reach_the_first_version(choices: 
     assert all(later[0] > earlier[1] for later, earlier in itertools.pairwise(ranges))
 
 
+@given(st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=40), st.data())
+def test_a_rollbacks_lineage_follows_from_any_lineage_that_its_parent_lies_on(
+    choices: list[int | None], data: st.DataObject
+) -> None:
+    _, rollbacks = log_of(choices)
+    known = lineage.ranges(data.draw(st.integers(1, len(choices))), rollbacks)
+    number, parent = len(choices) + 1, data.draw(st.integers(1, len(choices)))
+    found = lineage.after_rollback(known, number, parent)
+    assert (found is None) == (not lineage.contains(known, parent))
+    assert found is None or found == lineage.ranges(number, rollbacks | {number: parent})
+
+
 def test_a_rollback_leaves_out_what_it_abandoned() -> None:
     ranges = lineage.ranges(17, {16: 10})
     assert ranges == ((16, 17), (1, 10))

@@ -310,11 +310,11 @@ def test_a_database_that_fails_for_good_leaves_the_rest_to_the_next_open(
     registry.publish(weights(1))
     writing, calls = registry.ledger.writing, []
 
-    def failing() -> Any:
+    def failing(**options: Any) -> Any:
         calls.append(None)
         if len(calls) > 1:
             raise StorageError("the database is gone")
-        return writing()
+        return writing(**options)
 
     with monkeypatch.context() as patch:
         patch.setattr(registry.ledger, "writing", failing)
@@ -335,11 +335,11 @@ def test_an_interrupt_after_the_last_commit_deletes_nothing(
     writing, calls = registry.ledger.writing, []
 
     @contextmanager
-    def interrupted() -> Iterator[Any]:
+    def interrupted(**options: Any) -> Iterator[Any]:
         calls.append(None)
         if len(calls) > 2 and not answers:
             raise StorageError("the database is gone")
-        with writing() as conn:
+        with writing(**options) as conn:
             yield conn
         if len(calls) == 2:
             raise KeyboardInterrupt

@@ -1,0 +1,51 @@
+"""Instructions packed once for many actors. What real actors make of them is tested wherever an updater pushes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.updater.test_receiver import SERIES, packed
+from weightledger.updater.courier import Courier, open_parcel
+from weightledger.updater.push import Push, Receipt
+from weightledger.updater.receiver import receive
+from weightledger.updater.server import ServerWeights
+
+
+def outfit(**rest: Any) -> ServerWeights:
+    buffer, digest, structure = packed(nn.Linear(3, 2))
+    push = Push(
+        SERIES,
+        "run",
+        1,
+        digest,
+        digest,
+        1,
+        buffer.nbytes,
+        rest.pop("locate", "policy"),
+        structure=structure,
+        **rest,
+    )
+    return ServerWeights(1, digest, digest, (), buffer.nbytes, buffer, structure, push)
+
+
+def test_a_parcel_opened_in_a_worker_is_carried_out() -> None:
+    weights, worker = outfit(), SimpleNamespace(policy=nn.Linear(3, 2))
+    parcel = Courier()._pack(receive, weights.push, weights.handle)
+    receipt = open_parcel(worker, parcel)
+    assert isinstance(receipt, Receipt) and receipt.outcome == "applied"
+    other = SimpleNamespace(policy=nn.Linear(3, 2))
+    apart = Courier()._pack(receive, weights.push, None)
+    assert open_parcel(other, apart, weights.handle).now == receipt.now  # type: ignore[union-attr]
+    assert torch.equal(worker.policy.weight, other.policy.weight)
+
+
+def test_the_same_instruction_is_packed_once_and_another_one_anew() -> None:
+    courier, weights = Courier(), outfit()
+    first = courier._pack(receive, weights.push, weights.handle)
+    assert courier._pack(receive, weights.push, weights.handle) is first
+    assert courier._pack(receive, weights.push, None) is not first
+    assert courier._pack(receive, outfit(cast=True).push, weights.handle) != first

@@ -1,0 +1,60 @@
+"""How an instruction gets into an actor: packed once, for all actors that are sent the same one.
+
+Ray takes the arguments of every call apart anew, one by one, which costs more than a small payload itself. So
+instruction and small payload travel as one run of bytes; a large payload goes beside it, by reference.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from weightledger.updater.push import Inspection, Probe, Push, Receipt
+from weightledger.updater.server import ServerWeights
+
+CarryOut = Callable[[Any, Any, Any], Receipt | Inspection]
+"""`carry_out(actor, instruction, payload)`, as `receiver.receive`: an importable function."""
+
+
+class Courier:
+    """Calls actors, and remembers what it packed last."""
+
+    def __init__(self) -> None:
+        self._packed: tuple[Any, Any, CarryOut, bytes] | None = None
+
+    def send(self, actor: Any, carry_out: CarryOut, weights: ServerWeights) -> Any:
+        """Let an actor carry an instruction out; returns the `ObjectRef` of its answer."""
+        instruction, payload = weights.push, weights.handle
+        if not _is_plain(instruction):
+            # What a user's function has captured, references among it, is Ray's to look through.
+            return actor.__ray_call__.remote(carry_out, instruction, payload)
+        if isinstance(payload, ray.ObjectRef):
+            return actor.__ray_call__.remote(open_parcel, self._pack(carry_out, instruction, None), payload)
+        return actor.__ray_call__.remote(open_parcel, self._pack(carry_out, instruction, payload))
+
+    def _pack(self, carry_out: CarryOut, instruction: Any, payload: Any) -> bytes:
+        packed = self._packed
+        if (
+            packed is None
+            or packed[0] is not instruction
+            or packed[1] is not payload
+            or packed[2] is not carry_out
+        ):
+            parcel = pickle.dumps((carry_out, instruction, payload), pickle.HIGHEST_PROTOCOL)
+            packed = self._packed = instruction, payload, carry_out, parcel
+        return packed[3]
+
+
+def open_parcel(actor: Any, parcel: bytes, payload: Any = None) -> Receipt | Inspection:
+    """Carry out, inside of an actor, what a `Courier` packed."""
+    carry_out, instruction, small = pickle.loads(parcel)
+    answer: Receipt | Inspection = carry_out(actor, instruction, small if payload is None else payload)
+    return answer
+
+
+def _is_plain(instruction: Push | Probe | None) -> bool:
+    own = isinstance(instruction, Push) and instruction.apply is not None
+    return instruction is not None and isinstance(instruction.locate, str) and not own
