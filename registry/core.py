@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 
 if TYPE_CHECKING:
     from weightledger.registry.store.publishing import Publisher
+    from weightledger.registry.weights.arrays import Bytes
     from weightledger.registry.weights.payload import Payload
 
 _OWN_FILES = (
@@ -276,14 +277,21 @@ class Registry:
         """
         return self.read(ref)[0]
 
-    def read(self, ref: Ref) -> tuple[Payload, dict[str, Any]]:
-        """As `payload`, together with the structure in which the version was published."""
+    def read(
+        self, ref: Ref, room: Callable[[int], Bytes | None] | None = None
+    ) -> tuple[Payload, dict[str, Any]]:
+        """As `payload`, together with the structure in which the version was published.
+
+        Args:
+            room: gives a uint8 buffer of so many bytes to read into, or None where it has none.
+        """
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "load")
             file, _ = self.ledger.files_of(conn, version.number)
             structure, _ = self.ledger.structures_of(conn, version.number)
         with self._reading(version):
-            return inspection.read_payload(self.snapshots, file, self._name(version)), structure
+            into = None if room is None else room(file.file_bytes)
+            return inspection.read_payload(self.snapshots, file, self._name(version), into), structure
 
     def export(self, ref: Ref, path: str | os.PathLike[str]) -> Path:
         """Write a version as a plain safetensors file that any reader loads; tied tensors under every name.

@@ -23,8 +23,9 @@ from weightledger.registry.errors import ConflictError, InUseError
 from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.ledger import Ref
 from weightledger.registry.records import Version
-from weightledger.registry.store.publishing import Draft, Publication
+from weightledger.registry.store.publishing import Draft, Loan, Publication
 from weightledger.registry.weights import codec
+from weightledger.registry.weights.arrays import Bytes
 from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
@@ -69,6 +70,31 @@ class _CopiedError(BaseException):
     def __init__(self, draft: Draft | None) -> None:
         super().__init__("the weights are copied")
         self.draft = draft
+
+
+class _Calls:
+    """Lets one thread in at a time, again and again, and cleans up when it leaves."""
+
+    def __init__(self, clean_up: Callable[[], None]) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._clean_up = clean_up
+
+    def is_inside(self) -> bool:
+        """Tell whether the thread that asks is the one that is in."""
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        try:
+            if not self._depth:
+                self._clean_up()
+        finally:
+            self._lock.release()
 
 
 class RemoteWeightUpdaterBase(ABC):
@@ -132,8 +158,10 @@ class RemoteWeightUpdaterBase(ABC):
         self._plans: dict[int, Plan] = {}
         self._at_hand: tuple[Payload, dict[str, Any]] | None = None
         """What was read from a file last, until the call ends that needed it."""
+        self._loan: Loan | None = None
+        """The memory that it lies in, if that is the publisher's."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
-        self._caller = threading.RLock()
+        self._caller = _Calls(self._let_go)
         self._running = threading.RLock()
         self._current: Update | None = None
         self._copying: Request | None = None
@@ -558,9 +586,27 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _read(self, number: int, digest: str) -> tuple[Payload, dict[str, Any]]:
         """Read and verify a version's file; within one call no file is read twice."""
-        if self._at_hand is None or self._at_hand[0].digest != digest:
-            self._at_hand = self.registry.read(number)
-        return self._at_hand
+        at_hand = self._at_hand
+        if at_hand is None or at_hand[0].digest != digest:
+            self._let_go()
+            at_hand = self._at_hand = self.registry.read(number, self._room)
+        return at_hand
+
+    def _room(self, nbytes: int) -> Bytes | None:
+        # Fresh memory takes longer to get than a file to read. An update in the background takes it nevertheless: its
+        # caller may want to make a copy at any time.
+        loan = self.registry.publisher.borrow(nbytes) if self._caller.is_inside() else None
+        if loan is None:
+            return None
+        self._loan = loan
+        return loan.buffer
+
+    def _let_go(self) -> None:
+        """Forget what was read from a file, since its memory is wanted for something else."""
+        self._at_hand = None
+        if self._loan is not None and self._caller.is_inside():
+            loan, self._loan = self._loan, None
+            loan.give_back()
 
     def _take_over(self, version: Version, payload: Payload) -> None:
         """Follow a rollback that was made elsewhere."""
@@ -657,6 +703,8 @@ class RemoteWeightUpdaterBase(ABC):
     def _draft(self, weights: Any, about: Mapping[str, Any]) -> Draft | None:
         """Copy weights, or tell that they are the head's."""
         publisher = self.registry.publisher
+        # What a rollback was restored from may lie where the copy is to be made.
+        self._let_go()
         # Only the live weights are remembered: others would be kept alive by that.
         live = weights is self.policy_weights
         content = self._flattener.flatten(weights) if live else codec.flatten(weights)
@@ -674,6 +722,7 @@ class RemoteWeightUpdaterBase(ABC):
                 report = update.run()
             finally:
                 self._current = None
+                self._let_go()
             self.last_report = report
             if self._observer is not None:
                 self._observer.observe(self, report, time.perf_counter() - began)
@@ -732,7 +781,6 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _tidy(self, wanted: Collection[str]) -> None:
         """Let go of bytes that no worker needs any more."""
-        self._at_hand = None
         self.shelf.keep(wanted)
         if len(self._marks) > 4 * (len(wanted) + len(self.seats) + 16):
             self._marks.clear()

@@ -246,7 +246,10 @@ class Serving:
         # The row is committed.
         self._lock.close()
         assert restoration.version is not None
-        self._up._restore_server(restoration.version, restoration.payload)
+        try:
+            self._up._restore_server(restoration.version, restoration.payload)
+        finally:
+            self._up._let_go()
 
     def is_storing(self, number: int) -> bool:
         """Tell whether a version has no file yet, since this update is about to store it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,15 @@ from weightledger.registry.log.ledger import FileEntry, Ledger, Ref
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
 from weightledger.registry.log.runs import file_tag, policy_is_locked
 from weightledger.registry.records import Fault, FaultKind
+from weightledger.registry.store.arriving import Arrival
 from weightledger.registry.store.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
     from weightledger.registry.weights.arrays import Bytes
     from weightledger.registry.weights.payload import Payload
 
+_WATCHED_BYTES = 4 << 20
+"""From here on a file is verified while it is read."""
 _LEFT = "a file that a dead writer left; it goes at the next open"
 
 
@@ -29,21 +33,44 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes |
 
     Args:
         what: how an error names it.
-        into: a uint8 buffer of the file's size to read into.
+        into: a uint8 buffer of the file's size to read into; a new one is made when it is left out.
 
     Raises:
         CorruptionError: missing, cut short, or other bytes than were stored.
     """
+    from weightledger.registry.weights.arrays import page_buffer
+    from weightledger.registry.weights.layout import LENGTH_BYTES
     from weightledger.registry.weights.payload import parse
 
     named = f"{what} ({store.where(file.uri)})"
+    # Memory and file agree in size, or the store says so.
+    data = page_buffer(file.file_bytes) if into is None else into
+    if data.nbytes < _WATCHED_BYTES:
+        with _reading(what):
+            store.read(file.uri, data)
+        payload = parse(data, named)
+        payload.check(file.digest, named)
+        return payload
+    with Arrival(lambda note: store.read(file.uri, data, note)) as arrival:
+
+        def wait(nbytes: int) -> None:
+            with _reading(what):
+                arrival.wait(min(nbytes, data.nbytes))
+
+        wait(LENGTH_BYTES)
+        wait(LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little"))
+        payload = parse(data, named)
+        payload.check(file.digest, named, wait)
+        wait(data.nbytes)
+    return payload
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
     try:
-        data = store.read(file.uri, into)
+        yield
     except CorruptionError as error:
         raise CorruptionError(f"{what} cannot be read: {error}") from error
-    payload = parse(data, named)
-    payload.check(file.digest, named)
-    return payload
 
 
 def is_whole(store: SnapshotStore, file: FileEntry) -> bool:

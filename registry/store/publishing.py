@@ -34,6 +34,7 @@ from weightledger.registry.store.inspection import is_whole
 from weightledger.registry.store.recovery import recover_locked
 from weightledger.registry.store.snapshots import SnapshotStore, SnapshotWriter
 from weightledger.registry.weights import codec
+from weightledger.registry.weights.arrays import Bytes
 from weightledger.registry.weights.digest import threads_for
 from weightledger.registry.weights.packing import Packer
 from weightledger.registry.weights.payload import Payload
@@ -67,6 +68,14 @@ class Draft:
     def release(self) -> None:
         """Give the buffer back for the next draft."""
         self._release()
+
+
+@dataclass(frozen=True)
+class Loan:
+    """The publisher's buffer in somebody else's hands."""
+
+    buffer: Bytes
+    give_back: Callable[[], None]
 
 
 class Publisher:
@@ -124,6 +133,20 @@ class Publisher:
             return Draft(
                 Part(payload, content.structure), aside, step, numbers, kept, message, self._release_once()
             )
+        except BaseException:
+            self._buffer.release()
+            raise
+
+    def borrow(self, nbytes: int) -> Loan | None:
+        """Lend the buffer to whoever reads a file of that size; None while a copy in it is needed.
+
+        The next draft waits until it is given back.
+        """
+        if not self._buffer.acquire(blocking=False):
+            return None
+        self._held_digest = None
+        try:
+            return Loan(self._packer.room(nbytes), self._release_once())
         except BaseException:
             self._buffer.release()
             raise

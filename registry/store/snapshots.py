@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ _DIRECT_BYTES: Final = (
     512 << 10
 )  # from here on a write goes past the page cache, which halves what it costs the caller
 _CHUNK: Final = 32 << 20  # bytes a system call
+_WATCHED_CHUNK: Final = 1 << 20  # the same, when somebody waits for what comes first
 
 
 class SnapshotWriter(Protocol):
@@ -86,12 +87,15 @@ class SnapshotStore(Protocol):
         """
         ...
 
-    def read(self, uri: str, into: Bytes | None = None) -> Bytes:
+    def read(
+        self, uri: str, into: Bytes | None = None, arrived: Callable[[int], None] | None = None
+    ) -> Bytes:
         """Read a whole file.
 
         Args:
             uri: As `commit` returned it.
             into: A uint8 array of the file's size to read into; a new one is made when it is left out.
+            arrived: Called on the way, with the number of bytes from the beginning on that are there.
 
         Raises:
             CorruptionError: It is missing, or has another size than `into`.
@@ -152,7 +156,9 @@ class LocalSnapshots:
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         return LocalWriter(path, fd)
 
-    def read(self, uri: str, into: Bytes | None = None) -> Bytes:
+    def read(
+        self, uri: str, into: Bytes | None = None, arrived: Callable[[int], None] | None = None
+    ) -> Bytes:
         """Read a whole file, into memory of its own."""
         from weightledger.registry.weights.arrays import page_buffer
 
@@ -161,7 +167,7 @@ class LocalSnapshots:
             if into is not None and into.nbytes != size:
                 raise CorruptionError(f"{self._path(uri)}: expected {into.nbytes} bytes, found {size}")
             target = page_buffer(size) if into is None else into
-            _fill(fd, target.data, self._path(uri))
+            _fill(fd, target.data, self._path(uri), arrived)
         return target
 
     def read_header(self, uri: str) -> bytes:
@@ -358,13 +364,16 @@ def _write(fd: int, view: memoryview, offset: int) -> None:
         done += os.pwrite(fd, view[done : done + _CHUNK], offset + done)
 
 
-def _fill(fd: int, view: memoryview, path: Path) -> None:
+def _fill(fd: int, view: memoryview, path: Path, arrived: Callable[[int], None] | None = None) -> None:
     done = 0
+    chunk = _CHUNK if arrived is None else _WATCHED_CHUNK
     while done < view.nbytes:
-        got = os.preadv(fd, [view[done : done + _CHUNK]], done)
+        got = os.preadv(fd, [view[done : done + chunk]], done)
         if got == 0:
             raise CorruptionError(f"{path} was cut short while it was read: {done} of {view.nbytes} bytes")
         done += got
+        if arrived is not None:
+            arrived(done)
 
 
 def _give_name(temporary: Path, final: Path) -> None:

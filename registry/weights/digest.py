@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Final
@@ -29,6 +29,7 @@ HASH_CHARS: Final = 64
 _Place = tuple[str, tuple[int, ...], memoryview]
 _THREADED_BYTES: Final = 4 << 20
 _MANY_THREADS_BYTES: Final = 64 << 20
+_ARRIVING_BYTES: Final = 1 << 20
 
 
 def threads_for(nbytes: int) -> int:
@@ -85,6 +86,31 @@ def row_hashes(rows: Sequence[memoryview], abouts: Sequence[bytes], *, threads: 
     for share, hashes in zip(shares, hashed, strict=True):
         found.update(zip(share, hashes, strict=True))
     return [found[at] for at in range(len(every))]
+
+
+def arriving_hashes(
+    rows: Sequence[memoryview],
+    abouts: Sequence[bytes],
+    starts: Sequence[int],
+    wait: Callable[[int], None],
+) -> list[str]:
+    """Hash many tensors, as `row_hashes` does, while their bytes are on their way.
+
+    Args:
+        starts: Where each begins, in bytes from the beginning of what arrives.
+        wait: Waits until the first so many bytes are there.
+    """
+    hasher = blake3()
+    found = []
+    for view, described, start in zip(rows, abouts, starts, strict=True):
+        hasher.reset()
+        for at in range(0, view.nbytes, _ARRIVING_BYTES):
+            part = view[at : at + _ARRIVING_BYTES]
+            wait(start + at + part.nbytes)
+            hasher.update(part)
+        hasher.update(described)
+        found.append(hasher.digest().hex())
+    return found
 
 
 def _shares(chosen: Sequence[int], rows: Sequence[memoryview], count: int) -> list[list[int]]:

@@ -82,6 +82,11 @@ class Packer:
         self._header = header
         return payload
 
+    def room(self, nbytes: int) -> Bytes:
+        """Give the buffer to something else of so many bytes; what was packed is not there any more."""
+        self._payload = self._way = None
+        return self._memory_for(nbytes)
+
     def holds(self, content: Content) -> bool:
         """Tell whether a content is, bit for bit, what the buffer holds; stops at the first difference.
 
@@ -134,12 +139,15 @@ class Packer:
     def _room_for(self, layout: Layout) -> Bytes:
         if self._payload is not None and self._payload.layout is layout:
             return self._payload.buffer
-        if not layout.nbytes <= self._memory.nbytes <= 2 * layout.nbytes:
+        return self._memory_for(layout.nbytes)
+
+    def _memory_for(self, nbytes: int) -> Bytes:
+        if not nbytes <= self._memory.nbytes <= 2 * nbytes:
             self._payload = self._way = None
             # Given back before the next is taken, so that two never stand side by side.
             self._memory = page_buffer(0)
-            self._memory = page_buffer(layout.nbytes)
-        return self._memory[: layout.nbytes]
+            self._memory = page_buffer(nbytes)
+        return self._memory[:nbytes]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -21,7 +21,14 @@ from torch import Tensor
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.values import Json
 from weightledger.registry.weights.arrays import Bytes, as_bytes
-from weightledger.registry.weights.digest import about, content_digest, row_hashes, threads_for, value_hash
+from weightledger.registry.weights.digest import (
+    about,
+    arriving_hashes,
+    content_digest,
+    row_hashes,
+    threads_for,
+    value_hash,
+)
 from weightledger.registry.weights.layout import (
     Layout,
     Opening,
@@ -91,17 +98,18 @@ class Payload:
         self._digest = content_digest(self.hashes, self.layout.pairs)
         return self._digest
 
-    def check(self, digest: str, what: str) -> None:
+    def check(self, digest: str, what: str, wait: Callable[[int], None] | None = None) -> None:
         """Prove that the bytes are the ones that were stored.
 
         Args:
             digest: The content digest that was recorded.
             what: What an error should call the payload.
+            wait: Waits until the first so many bytes of the buffer are there; all are when it is left out.
 
         Raises:
             CorruptionError: They are not; names the tensors and values whose bytes differ.
         """
-        found = self._compute()
+        found = self._compute(wait)
         claimed = self.hashes
         if claimed is not None:
             wrong = sorted(name for name in found if found[name] != claimed.get(name))
@@ -175,13 +183,17 @@ class Payload:
         """Return the bytes behind the header."""
         return self.buffer[self.layout.data_start : self.layout.nbytes]
 
-    def _compute(self) -> dict[str, str]:
+    def _compute(self, wait: Callable[[int], None] | None = None) -> dict[str, str]:
         specs = self.layout.specs
         if self.rows is None:
             data = self.buffer.data[self.layout.data_start :]
             abouts = [about(spec.code, spec.shape) for spec in specs]
             self.rows = Rows([data[spec.start : spec.end] for spec in specs], abouts)
-        hashes = row_hashes(*self.rows, threads=threads_for(self.layout.data_bytes))
+        if wait is None:
+            hashes = row_hashes(*self.rows, threads=threads_for(self.layout.data_bytes))
+        else:
+            starts = [self.layout.data_start + spec.start for spec in specs]
+            hashes = arriving_hashes(*self.rows, starts, wait)
         found = dict(zip((spec.name for spec in specs), hashes, strict=True))
         found.update({alias: found[name] for alias, name in self.layout.ties.items()})
         found.update({name: value_hash(value) for name, value in self.values.items()})
