@@ -26,6 +26,7 @@ from weightledger.registry.records import Version
 from weightledger.registry.store.publishing import Draft, Loan, Publication
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.arrays import Bytes
+from weightledger.registry.weights.layout import Opening
 from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
@@ -158,6 +159,8 @@ class RemoteWeightUpdaterBase(ABC):
         self._plans: dict[int, Plan] = {}
         self._at_hand: tuple[Payload, dict[str, Any]] | None = None
         """What was read from a file last, until the call ends that needed it."""
+        self._opening: Opening | None = None
+        """How the bytes began that were parsed last."""
         self._loan: Loan | None = None
         """The memory that it lies in, if that is the publisher's."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
@@ -580,7 +583,11 @@ class RemoteWeightUpdaterBase(ABC):
         if found is not None and found.sent_digest == version.digest:
             buffer = self._fetch(found.handle)
             if buffer is not None:
-                return parse(buffer, f"v{version.number} of policy {version.policy!r}")
+                payload = parse(
+                    buffer, f"v{version.number} of policy {version.policy!r}", known=self._opening
+                )
+                self._opening = payload.opening
+                return payload
             self.shelf.drop(version.digest)
         return self._read(version.number, version.digest)[0]
 

@@ -219,7 +219,7 @@ class Serving:
         restoration = self._request.restoration
         if restoration is not None:
             head = self._up.head
-            restoration.version = steering.roll_back(
+            restoration.version = steering.roll_back_to(
                 self._ledger,
                 conn,
                 restoration.wanted,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 from weightledger.registry.errors import ConflictError, InUseError, InvalidWeightsError, NotFoundError
 from weightledger.registry.log.ledger import NUMBER, Ledger, Ref, check_name, check_number, check_text, now
 from weightledger.registry.log.models import Alias, Metric, PinRow, Snapshot, VersionRow
-from weightledger.registry.log.versioning import append, write_metrics
+from weightledger.registry.log.versioning import append_rollback, write_metrics
 from weightledger.registry.records import Version
 
 
@@ -29,38 +29,38 @@ def roll_back(
         NotFoundError: nothing is stored, or the wanted version has no weights any more.
         ConflictError: the head is not `expected_head`.
     """
-    check_number("expected_head", expected_head)
-    check_text("reason", reason)
+    head = _expect_head(ledger, conn, expected_head)
+    wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
+    return _restore(ledger, conn, wanted, head, reason)
+
+
+def roll_back_to(
+    ledger: Ledger, conn: Connection, wanted: Version, *, reason: str, expected_head: int | None
+) -> Version:
+    """As `roll_back`, to a version that was looked up in this very log."""
+    return _restore(ledger, conn, wanted, _expect_head(ledger, conn, expected_head), reason)
+
+
+def _expect_head(ledger: Ledger, conn: Connection, expected: int | None) -> int:
+    check_number("expected_head", expected)
     head = ledger.head_number(conn)
     if head is None:
         head = ledger.head(conn).number  # raises
-    if expected_head is not None and head != expected_head:
+    if expected is not None and head != expected:
         raise ConflictError(
-            f"rollback of policy {ledger.policy!r} expected the head to be v{expected_head}, but it is "
+            f"rollback of policy {ledger.policy!r} expected the head to be v{expected}, but it is "
             f"v{head}; look at the log and try again"
         )
-    wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
-    source = ledger.row(conn, wanted.number)
+    return head
+
+
+def _restore(ledger: Ledger, conn: Connection, wanted: Version, head: int, reason: str) -> Version:
+    check_text("reason", reason)
     at = now()
-    number, _ = append(
-        ledger,
-        conn,
-        created_at=at,
-        state="stored",
-        digest=source.digest,
-        snapshot_id=source.snapshot_id,
-        structure_id=source.structure_id,
-        extra_snapshot_id=source.extra_snapshot_id,
-        extra_structure_id=source.extra_structure_id,
-        parent=wanted.number,
-        restores=wanted.number,
-        depth=source.depth,
-        step=source.step,
-        metadata={},
-        message=reason,
-        nonfinite=source.nonfinite,
-        size_bytes=source.size_bytes,
-    )
+    number = append_rollback(ledger, conn, wanted, at=at, message=reason)
+    if number is None:
+        wanted = ledger.usable(conn, wanted, "roll back to")  # raises
+        raise AssertionError(f"{wanted!r} is stored")
     ledger.event(
         conn,
         "rollback",

@@ -25,6 +25,7 @@ from weightledger.registry.log.ledger import (
 )
 from weightledger.registry.log.models import Metric, PinRow, Policy, Snapshot, VersionRow
 from weightledger.registry.log.statements import Statement
+from weightledger.registry.records import Version
 
 _FIND_STORED = Statement(
     select(Snapshot.id, Snapshot.digest, Snapshot.uri, Snapshot.file_bytes)
@@ -48,6 +49,45 @@ _ADD_VERSION = Statement(
     insert(VersionRow)
     .values(
         {column: bindparam(f"new_{column.key}") for column in VersionRow.__table__.c if column.key != "id"}
+    )
+    .returning(VersionRow.id)
+)
+_SHARED = (
+    "policy_id",
+    "digest",
+    "snapshot_id",
+    "structure_id",
+    "extra_snapshot_id",
+    "extra_structure_id",
+    "depth",
+    "step",
+    "nonfinite",
+    "size_bytes",
+)
+"""Columns in which a rollback is what the version is that it restores."""
+_ADD_ROLLBACK = Statement(
+    insert(VersionRow)
+    .from_select(
+        [*_SHARED, "number", "state", "parent", "restores", "run_id", "metadata", "message", "created_at"],
+        select(
+            *(VersionRow.__table__.c[name] for name in _SHARED),
+            bindparam("new_number", type_=VersionRow.number.type),
+            literal_column("'stored'"),
+            VersionRow.number,
+            VersionRow.number,
+            bindparam("run", type_=VersionRow.run_id.type),
+            bindparam("meta", type_=VersionRow.meta.type),
+            bindparam("message", type_=VersionRow.message.type),
+            bindparam("at", type_=VersionRow.created_at.type),
+        )
+        .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+        .where(
+            VersionRow.policy_id == bindparam("policy"),
+            VersionRow.number == bindparam("source"),
+            VersionRow.state == "stored",
+            Snapshot.stored,
+        ),
+        include_defaults=False,
     )
     .returning(VersionRow.id)
 )
@@ -211,6 +251,32 @@ def unfinished(ledger: Ledger, conn: Connection) -> list[tuple[int, list[FileEnt
         files = [ledger.file(conn, key) for key in (weights, extra) if key is not None]
         result.append((number, [file for file in files if not file.stored]))
     return result
+
+
+def append_rollback(
+    ledger: Ledger, conn: Connection, wanted: Version, *, at: datetime, message: str
+) -> int | None:
+    """Take the next number for a version that has the content of an older one.
+
+    Returns:
+        The number; None if the older one is not stored any more, when the transaction must not be committed.
+    """
+    policy, run = ledger.policy_ref(conn), ledger.run_id(conn)
+    number = int(_NEXT_NUMBER.first(conn, policy=policy.id)[0])
+    made = _ADD_ROLLBACK.first(
+        conn,
+        policy=policy.id,
+        source=wanted.number,
+        new_number=number,
+        run=run,
+        meta={},
+        message=message,
+        at=at,
+    )
+    if made is None:
+        return None
+    ledger.learn(number, Place(int(made[0]), wanted.digest))
+    return number
 
 
 def append(ledger: Ledger, conn: Connection, **columns: Any) -> tuple[int, int]:

@@ -290,6 +290,8 @@ def _group(way: Way, writes: list[Write], place: dict[str, int]) -> Group:
     rows: list[Tensor] = []
     moves = None
     if way.raw:
+        # What is done to all of them is done sooner in the order in which they were made.
+        tensors.sort(key=Tensor.data_ptr)
         pieces = ((write.spec, write.tensor.data_ptr()) for write in writes)
         moves = Moves((spec.start, address, spec.end - spec.start) for spec, address in pieces)
     else:

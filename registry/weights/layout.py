@@ -168,7 +168,7 @@ def header_text(
     layout: Layout,
     *,
     values: Mapping[str, Json],
-    structure: str,
+    structure: bytes,
     policy: str,
     step: int | None = None,
     version: int | None = None,
@@ -189,20 +189,23 @@ def header_text(
         metadata["weightledger.ties"] = _compact(layout.ties)
     if values:
         metadata["weightledger.values"] = _compact(values)
-    fields = [_compact(metadata)[1:-1], f'"weightledger.structure":{structure}']
-    if hashes is not None and digest is not None:
-        fields.append(f'"weightledger.digest":{_compact(digest)}')
-        fields.append(f'"weightledger.hashes":{layout.quoted_hashes.text(hashes)}')
     comma = b"," if layout.entries else b""
-    text = b"".join((b"{", layout.entries, comma, b'"__metadata__":{', ",".join(fields).encode("ascii")))
-    if hashes is None:
-        return text + b"}}"
-    return b"".join((text, _SUM_MARK, blake3(text).hexdigest().encode("ascii"), b'"}}'))
+    # Joined once at the end: of many tensors this is more than a megabyte.
+    parts = [b"{", layout.entries, comma, b'"__metadata__":', _compact(metadata)[:-1].encode("ascii")]
+    parts += [b',"weightledger.structure":', structure]
+    if hashes is None or digest is None:
+        return b"".join([*parts, b"}}"])
+    parts.append(f',"weightledger.digest":{_compact(digest)},"weightledger.hashes":'.encode("ascii"))
+    parts.append(layout.quoted_hashes.text(hashes).encode("ascii"))
+    total = blake3()
+    for part in parts:
+        total.update(part)
+    return b"".join([*parts, _SUM_MARK, total.hexdigest().encode("ascii"), b'"}}'])
 
 
-def quoted(structure: Json) -> str:
+def quoted(structure: Json) -> bytes:
     """Return a structure as the header has it, a JSON text within a JSON text."""
-    return _compact(_compact(structure))
+    return _compact(_compact(structure)).encode("ascii")
 
 
 def sealed_room(layout: Layout, unsealed: bytes) -> int:
@@ -221,7 +224,7 @@ def header_block(layout: Layout, text: bytes) -> bytes:
         raise InvalidWeightsError(
             f"the header needs {len(text)} bytes, {room} were reserved: pack the weights again"
         )
-    return room.to_bytes(LENGTH_BYTES, "little") + text.ljust(room)
+    return b"".join((room.to_bytes(LENGTH_BYTES, "little"), text, b" " * (room - len(text))))
 
 
 def header_bytes(prefix: bytes, size: int, what: str) -> int:

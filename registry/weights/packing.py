@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,9 +97,11 @@ class Packer:
         if payload is None or content.values.keys() != payload.values.keys():
             return False
         by_name = payload.layout.by_name
-        names = dict.fromkeys(content.tensors) | content.ties
-        if names.keys() != by_name.keys():
-            return False
+        names: Collection[str] = by_name
+        if self._content is None or self._content() is not content:
+            names = [*content.tensors, *content.ties]
+            if set(names) != by_name.keys():
+                return False
         if any(canonical(value) != canonical(payload.values[name]) for name, value in content.values.items()):
             return False
         base = payload.buffer.ctypes.data + payload.layout.data_start
@@ -156,7 +159,7 @@ class _Header:
 
     layout: Layout
     block: bytes
-    structure: str
+    structure: bytes
     """As `quoted` made it, for the sealed header."""
     policy: str
 

@@ -63,7 +63,7 @@ class Payload:
         """Name → hash of every tensor (tied names included) and value; None until `hash`, or when the file had none."""
         self.structure: dict[str, Json] | None = None
         """How the first version with this content was built; None in a plain safetensors file."""
-        self.quoted: tuple[object, str] | None = None
+        self.quoted: tuple[object, bytes] | None = None
         """A structure and what `layout.quoted` made of it, when that was done already."""
         self.policy: str | None = None
         self.version: int | None = None
