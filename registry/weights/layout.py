@@ -164,7 +164,7 @@ def with_room(layout: Layout, needed: int) -> Layout:
     return replace(layout, data_start=room, nbytes=room + layout.data_bytes)
 
 
-def header_text(
+def header_parts(
     layout: Layout,
     *,
     values: Mapping[str, Json],
@@ -174,8 +174,10 @@ def header_text(
     version: int | None = None,
     digest: str | None = None,
     hashes: Mapping[str, str] | None = None,
-) -> bytes:
-    """Return the JSON of a header, sealed when digest and hashes are given.
+) -> list[bytes]:
+    """Return the JSON of a header in parts, sealed when digest and hashes are given.
+
+    Of many tensors it is more than a megabyte, so that it is put together once, by `header_block`.
 
     Args:
         structure: What `quoted` made of it.
@@ -190,17 +192,16 @@ def header_text(
     if values:
         metadata["weightledger.values"] = _compact(values)
     comma = b"," if layout.entries else b""
-    # Joined once at the end: of many tensors this is more than a megabyte.
     parts = [b"{", layout.entries, comma, b'"__metadata__":', _compact(metadata)[:-1].encode("ascii")]
     parts += [b',"weightledger.structure":', structure]
     if hashes is None or digest is None:
-        return b"".join([*parts, b"}}"])
+        return [*parts, b"}}"]
     parts.append(f',"weightledger.digest":{_compact(digest)},"weightledger.hashes":'.encode("ascii"))
     parts.append(layout.quoted_hashes.text(hashes).encode("ascii"))
     total = blake3()
     for part in parts:
         total.update(part)
-    return b"".join([*parts, _SUM_MARK, total.hexdigest().encode("ascii"), b'"}}'])
+    return [*parts, _SUM_MARK, total.hexdigest().encode("ascii"), b'"}}']
 
 
 def quoted(structure: Json) -> bytes:
@@ -208,23 +209,23 @@ def quoted(structure: Json) -> bytes:
     return _compact(_compact(structure)).encode("ascii")
 
 
-def sealed_room(layout: Layout, unsealed: bytes) -> int:
+def sealed_room(layout: Layout, unsealed: Sequence[bytes]) -> int:
     """Return the bytes that a header will need at most once it is sealed, whatever its hashes, step and version."""
-    return len(unsealed) + layout.hashes_room + _SEAL_ROOM
+    return sum(map(len, unsealed)) + layout.hashes_room + _SEAL_ROOM
 
 
-def header_block(layout: Layout, text: bytes) -> bytes:
+def header_block(layout: Layout, parts: Sequence[bytes]) -> bytes:
     """Return everything that stands before the data: the length, and the header in the room that it was given.
 
     Raises:
         InvalidWeightsError: It is longer than the room that was reserved.
     """
-    room = layout.data_start - LENGTH_BYTES
-    if len(text) > room:
+    room, needed = layout.data_start - LENGTH_BYTES, sum(map(len, parts))
+    if needed > room:
         raise InvalidWeightsError(
-            f"the header needs {len(text)} bytes, {room} were reserved: pack the weights again"
+            f"the header needs {needed} bytes, {room} were reserved: pack the weights again"
         )
-    return b"".join((room.to_bytes(LENGTH_BYTES, "little"), text, b" " * (room - len(text))))
+    return b"".join([room.to_bytes(LENGTH_BYTES, "little"), *parts, b" " * (room - needed)])
 
 
 def header_bytes(prefix: bytes, size: int, what: str) -> int:

@@ -27,7 +27,7 @@ from weightledger.registry.weights.layout import (
     Spec,
     arrange,
     header_block,
-    header_text,
+    header_parts,
     quoted,
     sealed_room,
     with_room,
@@ -133,11 +133,11 @@ class Packer:
         else:
             layout = known
         structure = quoted(content.structure)
-        text = header_text(layout, values=content.values, structure=structure, policy=policy)
-        needed = sealed_room(layout, text)
+        parts = header_parts(layout, values=content.values, structure=structure, policy=policy)
+        needed = sealed_room(layout, parts)
         if known is None or needed > known.data_start - LENGTH_BYTES:
             known = with_room(layout, needed)
-        return _Header(known, header_block(known, text), structure, policy)
+        return _Header(known, header_block(known, parts), structure, policy)
 
     def _room_for(self, layout: Layout) -> Bytes:
         if self._payload is not None and self._payload.layout is layout:

@@ -35,7 +35,7 @@ from weightledger.registry.weights.layout import (
     Spec,
     arrange,
     header_block,
-    header_text,
+    header_parts,
     quoted,
     read_header,
     with_room,
@@ -138,7 +138,7 @@ class Payload:
             self.hash()
         chosen = self.structure if structure is None else structure
         known = self.quoted is not None and self.quoted[0] is chosen
-        text = header_text(
+        parts = header_parts(
             self.layout,
             values=self.values,
             structure=self.quoted[1] if self.quoted is not None and known else quoted(chosen),
@@ -148,7 +148,7 @@ class Payload:
             digest=self.digest,
             hashes=self.hashes,
         )
-        return header_block(self.layout, text)
+        return header_block(self.layout, parts)
 
     def nonfinite(self) -> tuple[str, ...]:
         """Return the names, sorted, of all tensors that hold NaN or an infinity; tied names each."""
@@ -235,7 +235,7 @@ def write_plain(payload: Payload, path: str | os.PathLike[str]) -> None:
     text = b"{" + layout.entries + (b"," if layout.entries else b"") + b'"__metadata__":{"format":"pt"}}'
     layout = with_room(layout, len(text))
     with _whole_file(target, layout.nbytes) as file:
-        file.write(header_block(layout, text))
+        file.write(header_block(layout, [text]))
         for spec in layout.specs:
             file.write(payload.array_for(spec.name).data)
 
