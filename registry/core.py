@@ -29,7 +29,7 @@ from weightledger.registry.store.recovery import recover
 from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 
 if TYPE_CHECKING:
-    from weightledger.registry.store.publishing import Publisher
+    from weightledger.registry.store.publishing import Loan, Publisher
     from weightledger.registry.weights.arrays import Bytes
     from weightledger.registry.weights.payload import Payload
 
@@ -235,12 +235,12 @@ class Registry:
 
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "load the extra state of")
-            _, file = self.ledger.files_of(conn, version.number)
-            _, structure = self.ledger.structures_of(conn, version.number)
-        if file is None or structure is None:
+            found = self.ledger.extra_stored_as(conn, version.number)
+        if found is None:
             raise NotFoundError(
                 f"v{version.number} of policy {self.policy!r} has no extra state: it was published without extra="
             )
+        file, structure = found
         with self._reading(version):
             payload = inspection.read_payload(
                 self.snapshots, file, f"the extra state of {self._name(version)}"
@@ -265,7 +265,8 @@ class Registry:
 
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "restore")
-        copy_into(self.payload(version), into, cast=cast)
+        with self._memory() as room:
+            copy_into(self.read(version, room)[0], into, cast=cast)
         return version
 
     def payload(self, ref: Ref) -> Payload:
@@ -287,11 +288,28 @@ class Registry:
         """
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "load")
-            file, _ = self.ledger.files_of(conn, version.number)
-            structure, _ = self.ledger.structures_of(conn, version.number)
+            file, structure = self.ledger.stored_as(conn, version.number)
         with self._reading(version):
             into = None if room is None else room(file.file_bytes)
             return inspection.read_payload(self.snapshots, file, self._name(version), into), structure
+
+    @contextmanager
+    def _memory(self) -> Iterator[Callable[[int], Bytes | None]]:
+        """Lend the publisher's buffer, if there is one: fresh memory takes longer to get than a file to read."""
+        loans: list[Loan] = []
+
+        def room(nbytes: int) -> Bytes | None:
+            loan = None if self._publisher is None else self.publisher.borrow(nbytes)
+            if loan is None:
+                return None
+            loans.append(loan)
+            return loan.buffer
+
+        try:
+            yield room
+        finally:
+            for loan in loans:
+                loan.give_back()
 
     def export(self, ref: Ref, path: str | os.PathLike[str]) -> Path:
         """Write a version as a plain safetensors file that any reader loads; tied tensors under every name.

@@ -67,6 +67,22 @@ _VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
 _METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
     Metric.version_id.in_(bindparam("versions", expanding=True))
 )
+_OF_FILE = (Snapshot.id, Snapshot.digest, Snapshot.uri, Snapshot.file_bytes, Snapshot.stored, Structure.body)
+_THIS_VERSION = (VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number"))
+_STORED_AS = Statement(
+    select(*_OF_FILE)
+    .select_from(VersionRow)
+    .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+    .join(Structure, Structure.id == VersionRow.structure_id)
+    .where(*_THIS_VERSION)
+)
+_EXTRA_STORED_AS = Statement(
+    select(*_OF_FILE)
+    .select_from(VersionRow)
+    .join(Snapshot, Snapshot.id == VersionRow.extra_snapshot_id)
+    .join(Structure, Structure.id == VersionRow.extra_structure_id)
+    .where(*_THIS_VERSION)
+)
 _FILE = select(Snapshot).where(Snapshot.id == bindparam("snapshot"))
 _PLACES = select(VersionRow.number, VersionRow.id, VersionRow.digest).where(
     VersionRow.policy_id == bindparam("policy"), VersionRow.number.in_(bindparam("numbers", expanding=True))
@@ -398,18 +414,15 @@ class Ledger:
         )
         return {number: (weights, extra) for number, weights, extra in rows}
 
-    def structures_of(self, conn: Connection, number: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return how a version's weights, and its extra state, are put together."""
-        row = self.row(conn, number)
-        wanted = [key for key in (row.structure_id, row.extra_structure_id) if key is not None]
-        bodies = {
-            key: json.loads(body)
-            for key, body in conn.execute(
-                select(Structure.id, Structure.body).where(Structure.id.in_(wanted))
-            )
-        }
-        extra = None if row.extra_structure_id is None else bodies[row.extra_structure_id]
-        return bodies[row.structure_id], extra
+    def stored_as(self, conn: Connection, number: int) -> tuple[FileEntry, dict[str, Any]]:
+        """Return the snapshot of a version that there is, and how its weights are put together."""
+        found = self._stored_as(conn, _STORED_AS, number)
+        assert found is not None
+        return found
+
+    def extra_stored_as(self, conn: Connection, number: int) -> tuple[FileEntry, dict[str, Any]] | None:
+        """Return the same of a version's extra state; None when it has none."""
+        return self._stored_as(conn, _EXTRA_STORED_AS, number)
 
     def lineage_of_head(self, conn: Connection) -> tuple[tuple[int, int], ...]:
         """Return the closed number ranges that the head descends through, newest first."""
@@ -483,6 +496,15 @@ class Ledger:
 
     def file(self, conn: Connection, snapshot_id: int) -> FileEntry:
         return file_entry(conn.execute(_FILE, {"snapshot": snapshot_id}).one())
+
+    def _stored_as(
+        self, conn: Connection, statement: Statement, number: int
+    ) -> tuple[FileEntry, dict[str, Any]] | None:
+        row = statement.first(conn, policy=self.policy_ref(conn).id, number=number)
+        if row is None:
+            return None
+        key, digest, uri, file_bytes, stored, body = row
+        return FileEntry(key, digest, uri, file_bytes, bool(stored)), json.loads(body)
 
     def _select(
         self, conn: Connection, policy: PolicyRef, where: Any, newest: int | None = None

@@ -145,13 +145,19 @@ def _give_extra_state(part: nn.Module, state: Any) -> None:
 def _extra_state(payload: Payload, name: str) -> Any:
     if name in payload.values:
         return values.decode(payload.values[name])
-    tensors = payload.tensors()
-    if name in tensors:
-        with torch.inference_mode(False), torch.no_grad():
-            return tensors[name].clone()
-    if payload.structure is None:
+    if payload.structure is None and name not in payload.layout.by_name:
         fail([f"the extra state {name!r} has parts, and the snapshot does not say how they are held"])
-    return structure.rebuild_part(payload.structure, tensors, payload.values, name)
+    # Copies, since a module keeps what it is given, and this memory is soon another version's.
+    with torch.inference_mode(False), torch.no_grad():
+        own = {
+            each: tensor.clone()
+            for each, tensor in payload.tensors().items()
+            if each == name or each.startswith(f"{name}.")
+        }
+    if name in own:
+        return own[name]
+    assert payload.structure is not None
+    return structure.rebuild_part(payload.structure, own, payload.values, name)
 
 
 def _set_values(plan: Plan, payload: Payload, undo: ExitStack) -> None:
