@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -257,21 +258,22 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.parametrize("size", [4, 2 << 20], ids=["small", "verified while it is read"])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_of_every_kind_is_one_corruption_error_that_names_version_and_file(
-    registry: Registry, kind: str
+    registry: Registry, kind: str, size: int
 ) -> None:
     """ST-21, ST-22 and CK-01 (c); the other versions stay usable."""
     registry.publish(weights(1))
-    registry.publish({"w": torch.zeros(4)})
+    registry.publish({"w": torch.zeros(size)})
     path = file_of(registry, 2)
     DAMAGE[kind](path)
-    target = {"w": torch.full((4,), 7.0)}
+    target = {"w": torch.full((size,), 7.0)}
     for call in (registry.load, registry.payload, lambda ref: registry.restore(ref, target)):
         with pytest.raises(CorruptionError, match=r"(?s)v2.*default|default.*v2") as caught:
             call(2)
         assert str(path) in str(caught.value)
-    assert target["w"].tolist() == [7] * 4
+    assert (target["w"] == 7).all()
     assert [fault.versions for fault in registry.verify()] == [(2,)]
     assert path.exists() == (kind != "gone"), "finding damage deletes nothing"
     assert value_of(registry.load(1)) == 1
@@ -284,6 +286,54 @@ def test_damaged_extra_state_leaves_the_weights_usable(registry: Registry) -> No
     with pytest.raises(CorruptionError, match="extra state of v1"):
         registry.load_extra()
     assert value_of(registry.load()) == 1
+
+
+class Stateful(nn.Module):
+    """Keeps what it is given."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.state = state
+
+
+def test_a_module_keeps_no_memory_of_what_was_restored_into_it(registry: Registry) -> None:
+    """What is read lies in the publisher's buffer, which the next publish writes over."""
+    source, target = Stateful({"seen": torch.ones(3)}), Stateful({"seen": torch.zeros(3)})
+    registry.publish(source)
+    registry.publish(Stateful({"seen": torch.full((3,), 2.0)}))
+    registry.restore(1, target)
+    registry.publish(Stateful({"seen": torch.full((3,), 3.0)}))
+    assert target.state["seen"].tolist() == [1, 1, 1]
+    assert registry.load(2)["_extra_state"]["seen"].tolist() == [2, 2, 2]
+
+
+def test_restores_and_publishes_of_many_threads_do_not_write_into_each_other(registry: Registry) -> None:
+    size = 300_000
+    for number in range(1, 5):
+        registry.publish(weights(number, size))
+
+    def restore(number: int) -> None:
+        for _ in range(15):
+            target = weights(-1, size)
+            registry.restore(number, target)
+            assert value_of(target) == number
+
+    def publish(number: int) -> None:
+        for step in range(10):
+            registry.publish(weights(100 * number + step, size))
+
+    with ThreadPoolExecutor(6) as threads:
+        running = [threads.submit(restore, number) for number in range(1, 5)]
+        running += [threads.submit(publish, number) for number in (1, 2)]
+        for each in running:
+            each.result(timeout=120)
+    assert registry.verify() == []
 
 
 def test_loaded_tensors_outlive_their_file(registry: Registry) -> None:

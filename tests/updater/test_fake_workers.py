@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from weightledger.registry import NotFoundError, Registry, Version
+from weightledger.registry import InvalidWeightsError, NotFoundError, Registry, Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
 from weightledger.updater.server import ServerWeights
@@ -249,6 +249,46 @@ def test_a_callback_that_updates_again_finds_the_rollback_done(make: Make) -> No
     assert fleet.rollback(1).version == 3
     assert seen == [(3, 1.0, [("confirmed", 3, None)])]
     assert value(fleet, 0) == 9.0 and states(fleet) == [("confirmed", 4, None)]
+
+
+def test_a_rollback_reads_into_memory_that_the_next_publish_writes_over_and_hurts_nobody(make: Make) -> None:
+    fleet = make(2)
+    for number in (1, 2, 3):
+        learn(fleet, float(number))
+    for number in (1, 2):
+        assert fleet.rollback(number).ok and value(fleet, 0) == value(fleet, 1) == number
+        assert live_digest(fleet.policy_weights)[0] == fleet.registry.get(number).digest
+        learn(fleet, 10.0 + number)
+        assert value(fleet, 0) == 10 + number
+    assert fleet.registry.verify() == []
+    assert fleet.registry.publisher.borrow(10) is not None, "nobody kept the buffer"
+
+
+def test_a_rollback_that_does_not_fit_gives_the_buffer_back(make: Make) -> None:
+    fleet = make(1)
+    learn(fleet, 1.0)
+    fleet.registry.publish({"other": torch.zeros(3)})
+    with pytest.raises(InvalidWeightsError):
+        fleet.adopt()
+    assert fleet.registry.publisher.borrow(10) is not None
+
+
+def test_an_update_in_the_background_reads_beside_the_copy_that_is_made_meanwhile(make: Make) -> None:
+    """A pinned version is read from its file while the caller copies the next one into the publisher's buffer."""
+    fleet = make(2)
+    learn(fleet, 1.0)
+    learn(fleet, 2.0)
+    fleet.registry.pin("fake-0", 1)
+    for step in range(20):
+        fleet.shelf.keep(())
+        fleet.restart(0)
+        with torch.no_grad():
+            fleet.policy_weights.weight.fill_(3.0 + step)
+        future = fleet.update_weights(wait=False)
+        with torch.no_grad():
+            fleet.policy_weights.weight.fill_(-5.0)
+        assert future.result(60).ok
+        assert value(fleet, 0) == 1.0 and value(fleet, 1) == 3.0 + step
 
 
 def test_a_worker_that_drifted_and_refuses_a_push_is_not_said_to_hold_what_it_held(make: Make) -> None:
