@@ -8,15 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter, eq
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
-
-_ASKED: Final[tuple[Callable[[Tensor], Any], ...]] = (
-    Tensor.data_ptr,
-    attrgetter("shape"),
-    attrgetter("dtype"),
-)
 
 
 class Memory:
@@ -26,16 +20,28 @@ class Memory:
         every = list(tensors)
         contiguous = [tensor for tensor in every if tensor.is_contiguous()]
         strided = [tensor for tensor in every if not tensor.is_contiguous()]
-        questions = [(ask, every) for ask in _ASKED]
-        # One bit is asked for sooner than strides, and with the shape it says as much.
-        questions += [(Tensor.is_contiguous, contiguous), (Tensor.stride, strided)]
-        same: dict[Any, Any] = {}
-        # Equal answers are kept once, or ten thousand shapes would keep the garbage collector busy.
-        self._answers = [
-            (ask, asked, [same.setdefault(answer, answer) for answer in map(ask, asked)])
-            for ask, asked in questions
+        self._short = [
+            _Answers(Tensor.data_ptr, every),
+            _Answers(attrgetter("dtype"), every),
+            # One bit is asked for sooner than strides, and with the shape it says as much.
+            _Answers(Tensor.is_contiguous, contiguous),
         ]
+        self._long = [_Answers(attrgetter("shape"), every), _Answers(Tensor.stride, strided)]
 
     def unchanged(self) -> bool:
         """Tell whether every tensor gives the answers that it gave then."""
-        return all(all(map(eq, map(ask, asked), answers)) for ask, asked, answers in self._answers)
+        # A list of ten thousand shapes would keep the garbage collector busy: those are compared one by one.
+        return all(list(map(one.ask, one.asked)) == one.known for one in self._short) and all(
+            all(map(eq, map(one.ask, one.asked), one.known)) for one in self._long
+        )
+
+
+class _Answers:
+    """What tensors answered to one question."""
+
+    def __init__(self, ask: Callable[[Tensor], Any], asked: list[Tensor]) -> None:
+        self.ask = ask
+        self.asked = asked
+        same: dict[Any, Any] = {}
+        # Equal ones are kept once.
+        self.known = [same.setdefault(answer, answer) for answer in map(ask, asked)]
