@@ -151,6 +151,8 @@ class Ledger:
         self._known: PolicyRef | None = None
         self._recorded_run: str | None = None
         self._structures: dict[str, int] = {}
+        self._fingerprinted: tuple[Any, str] = (None, "")
+        """The structure that was looked up last, and its fingerprint: that of an unchanged model is the same object."""
         self._places: dict[int, Place] = {}
 
     # ------------------------------------------------------------------ transactions and identities
@@ -253,15 +255,17 @@ class Ledger:
         )
 
     def structure_id(self, conn: Connection, structure: Mapping[str, Any]) -> int:
-        """Return the row of a structure, making it if no version had it before."""
-        body = json.dumps(structure, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-        fingerprint = hashlib.sha256(body.encode()).hexdigest()
+        """Return the row of a structure, which nobody changes, making it if no version had it before."""
+        last, fingerprint = self._fingerprinted
+        if last is not structure:
+            fingerprint = hashlib.sha256(_structure_text(structure).encode()).hexdigest()
+            self._fingerprinted = (structure, fingerprint)
         found = self._structures.get(fingerprint)
         if found is None:
             found = conn.scalar(select(Structure.id).where(Structure.fingerprint == fingerprint))
         if found is None:
             made = conn.execute(
-                insert(Structure).values(fingerprint=fingerprint, body=body)
+                insert(Structure).values(fingerprint=fingerprint, body=_structure_text(structure))
             ).inserted_primary_key
             assert made is not None
             found = int(made[0])
@@ -591,6 +595,10 @@ def _version(policy: str, row: Row[Any], metrics: Mapping[str, float]) -> Versio
 
 def file_entry(row: Row[Any]) -> FileEntry:
     return FileEntry(row.id, row.digest, row.uri, row.file_bytes, row.stored)
+
+
+def _structure_text(structure: Mapping[str, Any]) -> str:
+    return json.dumps(structure, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
