@@ -23,17 +23,18 @@ from weightledger.registry.errors import ConflictError, InUseError
 from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.ledger import Ref
 from weightledger.registry.records import Version
-from weightledger.registry.store.publishing import Draft, Loan, Publication
+from weightledger.registry.store.publishing import Draft, Publication
 from weightledger.registry.weights import codec
-from weightledger.registry.weights.arrays import Bytes
 from weightledger.registry.weights.layout import Opening
 from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
+from weightledger.updater import claims
 from weightledger.updater.checks import check_options
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
-from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt
+from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt, Series
+from weightledger.updater.reading import Reader
 from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
 from weightledger.updater.server import Mark, ServerWeights, Shelf, View, mark_of
@@ -45,12 +46,6 @@ if TYPE_CHECKING:
     from weightledger.updater.metrics import Observer
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-# Names that a live updater of this process steers, by (registry, policy, name); the registry tells other processes.
-_steered: weakref.WeakValueDictionary[tuple[str, str, str], RemoteWeightUpdaterBase] = (
-    weakref.WeakValueDictionary()
-)
-_steering = threading.Lock()
 
 
 def no_op(hook: _F) -> _F:
@@ -71,31 +66,6 @@ class _CopiedError(BaseException):
     def __init__(self, draft: Draft | None) -> None:
         super().__init__("the weights are copied")
         self.draft = draft
-
-
-class _Calls:
-    """Lets one thread in at a time, again and again, and cleans up when it leaves."""
-
-    def __init__(self, clean_up: Callable[[], None]) -> None:
-        self._lock = threading.RLock()
-        self._depth = 0
-        self._clean_up = clean_up
-
-    def is_inside(self) -> bool:
-        """Tell whether the thread that asks is the one that is in."""
-        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        try:
-            if not self._depth:
-                self._clean_up()
-        finally:
-            self._lock.release()
 
 
 class RemoteWeightUpdaterBase(ABC):
@@ -157,14 +127,11 @@ class RemoteWeightUpdaterBase(ABC):
         self._marks: dict[int, Mark] = {}
         self._flattener = Flattener()
         self._plans: dict[int, Plan] = {}
-        self._at_hand: tuple[Payload, dict[str, Any]] | None = None
-        """What was read from a file last, until the call ends that needed it."""
         self._opening: Opening | None = None
         """How the bytes began that were parsed last."""
-        self._loan: Loan | None = None
-        """The memory that it lies in, if that is the publisher's."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
-        self._caller = _Calls(self._let_go)
+        self.reader = Reader(registry)
+        self._caller = self.reader.calls
         self._running = threading.RLock()
         self._current: Update | None = None
         self._copying: Request | None = None
@@ -177,6 +144,11 @@ class RemoteWeightUpdaterBase(ABC):
         with registry.ledger.reading() as conn:
             number = registry.ledger.head_number(conn)
             self.head = None if number is None else self._mark(conn, number)
+
+    @property
+    def series(self) -> Series:
+        """The registry's UUID and the policy: what workers know of each is kept apart."""
+        return self.registry.uuid, self.registry.policy
 
     # ------------------------------------------------------------------ what a subclass gives
 
@@ -435,7 +407,7 @@ class RemoteWeightUpdaterBase(ABC):
             self._closed = True
             if self._background is not None:
                 self._background.shutdown()
-            self._release([seat.name for seat in self.seats])
+            claims.release(self.series, [seat.name for seat in self.seats])
             self.shelf.keep(())
             self._forget_workers("its updater was closed")
 
@@ -472,19 +444,19 @@ class RemoteWeightUpdaterBase(ABC):
     def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
         """Steer more workers: claim their names in the registry, and take over what is known of them."""
         self.seats.check_names(names)
-        self._reserve(names)
+        claims.reserve(self, self.series, names)
         try:
             ledger = self.registry.ledger
             with ledger.writing() as conn:
-                claims = fleet.claim(ledger, conn, names, self.registry.runs.alive)
+                found = fleet.claim(ledger, conn, names, self.registry.runs.alive)
         except BaseException:
-            self._release(names)
+            claims.release(self.series, names)
             raise
         added = []
-        for handle, found in zip(handles, claims, strict=True):
-            seat = self.seats.add(found.name, handle, found.id)
+        for handle, claim in zip(handles, found, strict=True):
+            seat = self.seats.add(claim.name, handle, claim.id)
             # What an earlier run recorded is checked against the next receipt, not believed.
-            seat.open_held, seat.open_pending = found.held, found.pending
+            seat.open_held, seat.open_pending = claim.held, claim.pending
             added.append(seat.id)
         return added
 
@@ -510,27 +482,10 @@ class RemoteWeightUpdaterBase(ABC):
             self._check_open()
             self._drain()
             seat = self.seats.remove(worker_id)
-            self._release([seat.name])
+            claims.release(self.series, [seat.name])
             settlement = fleet.Settlement(seat.row, seat.name, "removed", detail="removed from its updater")
             with self.registry.ledger.writing() as conn:
                 fleet.settle(self.registry.ledger, conn, [settlement])
-
-    def _reserve(self, names: Sequence[str]) -> None:
-        with _steering:
-            keys = [(self.registry.uuid, self.registry.policy, name) for name in names]
-            for key in keys:
-                other = _steered.get(key)
-                if other is not None and other is not self:
-                    raise InUseError(
-                        f"worker {key[2]!r} of policy {key[1]!r} is steered by {other!r} of this process; close that "
-                        "updater, or give this one other names="
-                    )
-            _steered.update(dict.fromkeys(keys, self))
-
-    def _release(self, names: Iterable[str]) -> None:
-        with _steering:
-            for name in names:
-                _steered.pop((self.registry.uuid, self.registry.policy, name), None)
 
     def _forget_workers(self, why: str) -> None:
         rows = [seat.row for seat in self.seats if not seat.gone]
@@ -589,31 +544,7 @@ class RemoteWeightUpdaterBase(ABC):
                 self._opening = payload.opening
                 return payload
             self.shelf.drop(version.digest)
-        return self._read(version.number, version.digest)[0]
-
-    def _read(self, number: int, digest: str) -> tuple[Payload, dict[str, Any]]:
-        """Read and verify a version's file; within one call no file is read twice."""
-        at_hand = self._at_hand
-        if at_hand is None or at_hand[0].digest != digest:
-            self._let_go()
-            at_hand = self._at_hand = self.registry.read(number, self._room)
-        return at_hand
-
-    def _room(self, nbytes: int) -> Bytes | None:
-        # Fresh memory takes longer to get than a file to read. An update in the background takes it nevertheless: its
-        # caller may want to make a copy at any time.
-        loan = self.registry.publisher.borrow(nbytes) if self._caller.is_inside() else None
-        if loan is None:
-            return None
-        self._loan = loan
-        return loan.buffer
-
-    def _let_go(self) -> None:
-        """Forget what was read from a file, since its memory is wanted for something else."""
-        self._at_hand = None
-        if self._loan is not None and self._caller.is_inside():
-            loan, self._loan = self._loan, None
-            loan.give_back()
+        return self.reader.read(version.number, version.digest)[0]
 
     def _take_over(self, version: Version, payload: Payload) -> None:
         """Follow a rollback that was made elsewhere."""
@@ -711,7 +642,7 @@ class RemoteWeightUpdaterBase(ABC):
         """Copy weights, or tell that they are the head's."""
         publisher = self.registry.publisher
         # What a rollback was restored from may lie where the copy is to be made.
-        self._let_go()
+        self.reader.let_go()
         # Only the live weights are remembered: others would be kept alive by that.
         live = weights is self.policy_weights
         content = self._flattener.flatten(weights) if live else codec.flatten(weights)
@@ -729,7 +660,7 @@ class RemoteWeightUpdaterBase(ABC):
                 report = update.run()
             finally:
                 self._current = None
-                self._let_go()
+                self.reader.let_go()
             self.last_report = report
             if self._observer is not None:
                 self._observer.observe(self, report, time.perf_counter() - began)
@@ -772,7 +703,7 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _push_for(self, server: ServerWeights, order: int, patience: float) -> Push:
         return Push(
-            series=(self.registry.uuid, self.registry.policy),
+            series=self.series,
             run=self.registry.runs.current().id,
             version=server.version,
             digest=server.digest,

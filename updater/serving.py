@@ -173,7 +173,9 @@ class Serving:
         found = self._up.shelf.find(version.digest)
         if found is not None:
             return replace(found, version=version.number)
-        payload, structure = self._up._read(version.number if source is None else source, version.digest)
+        payload, structure = self._up.reader.read(
+            version.number if source is None else source, version.digest
+        )
         return self._serve(version, payload, structure, None)
 
     def _serve(
@@ -249,7 +251,7 @@ class Serving:
         try:
             self._up._restore_server(restoration.version, restoration.payload)
         finally:
-            self._up._let_go()
+            self._up.reader.let_go()
 
     def is_storing(self, number: int) -> bool:
         """Tell whether a version has no file yet, since this update is about to store it."""

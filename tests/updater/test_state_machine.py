@@ -23,7 +23,7 @@ from torch import nn
 from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.records import Holding, Version
 from weightledger.registry.weights.live import live_digest
-from weightledger.updater import SyncReport, held_version
+from weightledger.updater import SyncReport, claims, held_version
 from weightledger.updater.push import Push
 from weightledger.updater.receiver import receive
 from weightledger.updater.server import ServerWeights
@@ -62,7 +62,7 @@ class Driver(FakeWorkers):
 
     def vanish(self) -> None:
         """Be gone without a word, as a killed process is."""
-        self._release(WORKERS)
+        claims.release(self.series, WORKERS)
 
 
 @cache
