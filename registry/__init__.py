@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     # `Registry` brings the database along. It comes when it is asked for, so that the command line is at work before.
     if name != "Registry":

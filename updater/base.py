@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import Connection
@@ -38,7 +39,7 @@ from weightledger.updater.reading import Reader
 from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
 from weightledger.updater.server import Mark, ServerWeights, Shelf, View, mark_of
-from weightledger.updater.serving import HeadMovedError, Request, Restoration
+from weightledger.updater.serving import HeadMovedError, Request, Restoration, Serving
 from weightledger.updater.settling import Trouble
 from weightledger.updater.update import Update
 
@@ -49,15 +50,21 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def no_op(hook: _F) -> _F:
-    """Mark a hook as changing nothing, so that no work is done to call it."""
-    hook.__no_op__ = True  # type: ignore[attr-defined]
+    """Mark a `_maybe_map_weights` as changing nothing, so that no work is done to call it."""
+    hook.__marked__ = hook  # type: ignore[attr-defined]
     return hook
 
 
 def publishes(hook: _F) -> _F:
     """Mark a `_get_server_weights` that does nothing but publish: that finds a moved head by itself, under the lock."""
-    hook.__publishes__ = True  # type: ignore[attr-defined]
+    hook.__marked__ = hook  # type: ignore[attr-defined]
     return hook
+
+
+def _is_marked(hook: Any) -> bool:
+    # A wrapper takes over what its function has, and an object may have a hook of its own.
+    function = getattr(hook, "__func__", None)
+    return function is not None and getattr(function, "__marked__", None) is function
 
 
 class _CopiedError(BaseException):
@@ -330,10 +337,12 @@ class RemoteWeightUpdaterBase(ABC):
             payload = self._payload_of(wanted)
             check_fit(payload, self.policy_weights, plans=self._own_plans())
             restoration = Restoration(wanted, payload, reason)
-            report = self._run(Request(ids=self.all_worker_ids(), forced=True, restoration=restoration))
-            assert restoration.version is not None
-            self._tell(restoration.version)
-            return report
+            try:
+                return self._run(Request(ids=self.all_worker_ids(), forced=True, restoration=restoration))
+            finally:
+                # Whatever ended it: who gave the weights back gives the rest back, too.
+                if restoration.version is not None:
+                    self._tell_if_restored(restoration.version)
 
     def pin(self, worker_id: int, ref: Ref, reason: str = "") -> SyncReport:
         """Hold a worker at a version or alias, in the registry, and bring it there.
@@ -527,7 +536,13 @@ class RemoteWeightUpdaterBase(ABC):
                 newest = None
         if newest is not None and newest.restores is not None:
             self._drain()
-            self._take_over(newest, self._payload_of(newest))
+            payload = self._payload_of(newest)
+            check_fit(payload, self.policy_weights, plans=self._own_plans())
+            if request.ids:
+                # For the workers, before its memory is wanted for something else.
+                with ExitStack() as stack:
+                    Serving(self, request, stack).serve(mark_of(newest))
+            self._take_over(newest, payload)
             request.publish, request.forced, request.adopted = False, True, True
         elif newest is not None:
             self._believe(newest)
@@ -547,17 +562,22 @@ class RemoteWeightUpdaterBase(ABC):
         return self.reader.read(version.number, version.digest)[0]
 
     def _take_over(self, version: Version, payload: Payload) -> None:
-        """Follow a rollback that was made elsewhere."""
-        self._restore_server(version, payload)
-        self._tell(version)
+        """Follow a version that somebody else made the head."""
+        try:
+            self._restore_server(version, payload)
+        finally:
+            # The callback may publish, which needs the memory.
+            self.reader.let_go()
+            self._tell_if_restored(version)
 
     def _restore_server(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""
         copy_into(payload, self.policy_weights, plans=self._own_plans())
         self._believe(version)
 
-    def _tell(self, version: Version) -> None:
-        if self.on_rollback is not None:
+    def _tell_if_restored(self, version: Version) -> None:
+        restored = self.head is not None and self.head.number == version.number
+        if restored and self.on_rollback is not None:
             self.on_rollback(version)
 
     def _own_plans(self) -> dict[int, Plan]:
@@ -599,11 +619,11 @@ class RemoteWeightUpdaterBase(ABC):
     @property
     def maps_weights(self) -> bool:
         """Whether `_maybe_map_weights` does anything."""
-        return not getattr(type(self)._maybe_map_weights, "__no_op__", False)
+        return not _is_marked(self._maybe_map_weights)
 
     @property
     def _only_publishes(self) -> bool:
-        return getattr(type(self)._get_server_weights, "__publishes__", False)
+        return _is_marked(self._get_server_weights)
 
     def _publish(self, weights: Any) -> ServerWeights:
         """Publish weights if their content changed; for `_get_server_weights`.
@@ -681,6 +701,7 @@ class RemoteWeightUpdaterBase(ABC):
         if self._background is None:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="weightledger-update")
         self._futures = [future for future in self._futures if not future.done()]
+        self.reader.let_go()
         future = self._background.submit(self._run_released, request)
         self._futures.append(future)
         return future

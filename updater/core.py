@@ -209,7 +209,9 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         return done
 
     def _explain(self, seat: Seat, error: BaseException) -> Trouble:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        # Of what a task raised Ray's text tells the way through the code first, and what it was last.
+        told = getattr(error, "cause", None) or error
+        text = f"{type(told).__name__}: {' '.join(str(told).split())[:500]}"
         if isinstance(error, _PROCESS_ENDED):
             life = find_lives({seat.id: seat.handle}).get(seat.id)
             if isinstance(life, Trouble):

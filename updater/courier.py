@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from weightledger.updater.push import Inspection, Probe, Push, Receipt
 from weightledger.updater.server import ServerWeights
@@ -43,7 +44,8 @@ class Courier:
             or packed[1] is not payload
             or packed[2] is not carry_out
         ):
-            parcel = pickle.dumps((carry_out, instruction, payload), pickle.HIGHEST_PROTOCOL)
+            # As Ray would: a policy's name may be of a class that only the training script has.
+            parcel: bytes = cloudpickle.dumps((carry_out, instruction, payload))  # type: ignore[no-untyped-call]
             packed = self._packed = instruction, payload, carry_out, parcel
         return packed[3]
 

@@ -1,13 +1,15 @@
 """What an updater reads from files, and the memory that it lies in.
 
-Fresh memory takes longer to get than a file to read, so it is borrowed from the publisher for the length of one call.
-An update in the background borrows nothing: its caller may want to make a copy there at any time.
+Fresh memory takes longer to get than a file to read, so it is borrowed from the publisher, until `let_go`. What was
+read into it stays as it is until then: a second version is read into memory of its own. An update in the background
+has no part in it, since its caller may want to make a copy there at any time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from weightledger.registry import Registry
@@ -41,16 +43,22 @@ class Calls:
             self._lock.release()
 
 
+@dataclass(frozen=True)
+class _AtHand:
+    payload: Payload
+    structure: dict[str, Any]
+    loan: Loan | None
+    """The memory that it lies in, if that is the publisher's."""
+
+
 class Reader:
-    """Reads and verifies versions; within one call no file is read twice."""
+    """Reads and verifies versions; what was read first in a call is not read again."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.calls = Calls(self.let_go)
         """The calls at whose end all is let go; what reads outside of them has no part in the buffer."""
-        self._at_hand: tuple[Payload, dict[str, Any]] | None = None
-        self._loan: Loan | None = None
-        """The memory that it lies in, if that is the publisher's."""
+        self._at_hand: _AtHand | None = None
 
     def read(self, number: int, digest: str) -> tuple[Payload, dict[str, Any]]:
         """Return a version's bytes and structure, valid until `let_go`.
@@ -59,22 +67,34 @@ class Reader:
             NotFoundError: no such version, or its weights were pruned.
             CorruptionError: the file is missing or damaged.
         """
+        if not self.calls.is_inside():
+            return self._registry.read(number)
         at_hand = self._at_hand
-        if at_hand is None or at_hand[0].digest != digest:
-            self.let_go()
-            at_hand = self._at_hand = self._registry.read(number, self._room)
-        return at_hand
+        if at_hand is not None and at_hand.payload.digest == digest:
+            return at_hand.payload, at_hand.structure
+        if at_hand is not None and at_hand.loan is not None:
+            return self._registry.read(number)
+        loans: list[Loan] = []
+
+        def room(nbytes: int) -> Bytes | None:
+            loan = self._registry.publisher.borrow(nbytes)
+            if loan is None:
+                return None
+            loans.append(loan)
+            return loan.buffer
+
+        try:
+            payload, structure = self._registry.read(number, room)
+        except BaseException:
+            for loan in loans:
+                loan.give_back()
+            raise
+        self._at_hand = _AtHand(payload, structure, loans[0] if loans else None)
+        return payload, structure
 
     def let_go(self) -> None:
         """Forget what was read, since its memory is wanted for something else."""
-        self._at_hand = None
-        if self._loan is not None and self.calls.is_inside():
-            loan, self._loan = self._loan, None
-            loan.give_back()
-
-    def _room(self, nbytes: int) -> Bytes | None:
-        loan = self._registry.publisher.borrow(nbytes) if self.calls.is_inside() else None
-        if loan is None:
-            return None
-        self._loan = loan
-        return loan.buffer
+        if self.calls.is_inside():
+            at_hand, self._at_hand = self._at_hand, None
+            if at_hand is not None and at_hand.loan is not None:
+                at_hand.loan.give_back()

@@ -89,7 +89,13 @@ class Serving:
         """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
         draft = self._request.draft
         if draft is None:
-            draft = self._up._draft(weights, self._request.about)
+            try:
+                draft = self._up._draft(weights, self._request.about)
+            except Exception:
+                # What cannot be copied may be why somebody went back.
+                with self._ledger.reading() as conn:
+                    self._check_head(self._ledger.head_number(conn))
+                raise
         if draft is None:
             with self._ledger.reading() as conn:
                 self._check_head(self._ledger.head_number(conn))
@@ -233,12 +239,18 @@ class Serving:
 
     def finish(self) -> None:
         """Do what need not be done before the pushes leave, while workers pull: store the file, restore the server."""
+        restoration = self._request.restoration
         try:
-            if self._request.restoration is not None:
-                self._restore(self._request.restoration)
+            if restoration is not None:
+                self._restore(restoration)
             elif self.publication is not None:
                 self.publication.store()
         except Exception as error:  # noqa: BLE001 - raised once the receipts were taken
+            if restoration is not None and restoration.version is not None:
+                error.add_note(
+                    f"v{restoration.version.number}, which restores v{restoration.wanted.number}, is the head all the "
+                    "same; the server weights are not restored, which the next update tries again"
+                )
             self.failure = error
         if self._draft is not None:
             # The bytes are in the file and with the transport: the next copy may have the buffer.

@@ -303,7 +303,7 @@ def _group(way: Way, writes: list[Write], place: dict[str, int]) -> Group:
 
 def _way(tensor: Tensor, spec: Spec) -> Way:
     flat, inference = tensor.is_contiguous(), tensor.is_inference()
-    as_it_is = flat and tensor.device.type == "cpu" and leaves.CODES[tensor.dtype] == spec.code
+    as_it_is = raw.is_raw(tensor) and leaves.CODES[tensor.dtype] == spec.code
     return Way(flat, inference, as_it_is and not inference and spec.end - spec.start <= raw.SMALL_BYTES)
 
 

@@ -25,6 +25,8 @@ class Memory:
             _Answers(attrgetter("dtype"), every),
             # One bit is asked for sooner than strides, and with the shape it says as much.
             _Answers(Tensor.is_contiguous, contiguous),
+            # Nothing else tells of a lazy conjugation.
+            _Answers(Tensor.is_conj, [tensor for tensor in every if tensor.is_complex()]),
         ]
         self._long = [_Answers(attrgetter("shape"), every), _Answers(Tensor.stride, strided)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,20 @@ def test_a_parcel_opened_in_a_worker_is_carried_out() -> None:
     apart = Courier()._pack(receive, weights.push, None)
     assert open_parcel(other, apart, weights.handle).now == receipt.now  # type: ignore[union-attr]
     assert torch.equal(worker.policy.weight, other.policy.weight)
+
+
+def test_a_name_of_a_class_that_only_the_script_has_is_packed_as_ray_would() -> None:
+    """As when a policy is a member of a `StrEnum` in the training script: no worker can import that."""
+
+    class Name(str):
+        """Cannot be imported by anybody."""
+
+    weights = outfit()
+    assert isinstance(weights.push, Push)
+    push = replace(weights.push, series=("registry", Name("main")))
+    parcel = Courier()._pack(receive, push, weights.handle)
+    receipt = open_parcel(SimpleNamespace(policy=nn.Linear(3, 2)), parcel)
+    assert isinstance(receipt, Receipt) and receipt.outcome == "applied"
 
 
 def test_the_same_instruction_is_packed_once_and_another_one_anew() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import doctest
+import functools
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import nn
 from weightledger.registry import InvalidWeightsError, NotFoundError, Registry, Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
+from weightledger.updater.base import publishes
 from weightledger.updater.server import ServerWeights
 from weightledger.updater.testing import FakeWorkers, statuses
 
@@ -289,6 +292,151 @@ def test_an_update_in_the_background_reads_beside_the_copy_that_is_made_meanwhil
             fleet.policy_weights.weight.fill_(-5.0)
         assert future.result(60).ok
         assert value(fleet, 0) == 1.0 and value(fleet, 1) == 3.0 + step
+
+
+def test_a_rollback_restores_its_own_version_though_another_one_is_read_for_a_pinned_worker(
+    make: Make,
+) -> None:
+    fleet = make(2)
+    for number in (1, 2, 3):
+        learn(fleet, float(number))
+    fleet.registry.pin("fake-0", 2)
+    assert fleet.rollback(1).ok
+    assert (value(fleet, 0), value(fleet, 1)) == (2.0, 1.0)
+    assert (
+        live_digest(fleet.policy_weights)[0] == fleet.registry.head().digest == fleet.registry.get(1).digest
+    )
+
+
+def test_whoever_interrupts_the_wait_for_workers_still_gets_the_optimizer_back(make: Make) -> None:
+    told: list[int] = []
+    fleet = make(1, on_rollback=lambda version: told.append(version.number))
+    learn(fleet, 1.0)
+    learn(fleet, 2.0)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    fleet._collect = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        fleet.rollback(1)
+    del fleet._collect
+    assert told == [3] and live_digest(fleet.policy_weights)[0] == fleet.registry.get(1).digest
+    assert fleet.update_weights().ok and told == [3]
+
+
+@pytest.mark.parametrize("how", ["update_weights", "sync", "rollback", "adopt"])
+def test_a_callback_may_publish_by_the_registry(
+    make: Make, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightledger.registry.store.publishing._BUFFER_PATIENCE", 5.0)
+    fleet = make(1)
+    for number in (1, 2, 3):
+        learn(fleet, float(number))
+    fleet.on_rollback = lambda version: fleet.registry.publish(constant(9.0))
+    if how == "rollback":
+        fleet.rollback(1)
+    else:
+        with Registry.open(fleet.registry.location) as other:
+            other.rollback(1)
+        getattr(fleet, how)()
+    assert fleet.registry.head().number == 5
+    fleet.on_rollback = None
+    fleet.sync()
+    assert value(fleet, 0) == 9.0
+
+
+def test_a_background_update_sends_what_was_adopted_and_not_what_is_copied_next(make: Make) -> None:
+    """The caller is held up right after it handed the update over, and the transport is slow."""
+
+    class Slow(FakeWorkers):
+        def _run_later(self, request: Any) -> Any:
+            future = super()._run_later(request)
+            time.sleep(0.05)
+            return future
+
+        def _distribute(self, payload: Any) -> Any:
+            time.sleep(0.1)
+            return super()._distribute(payload)
+
+    fleet = make(1)
+    for number in (1, 2, 3):
+        learn(fleet, float(number))
+    fleet.close()
+    with Slow(fleet.policy_weights, [constant(-1.0)], registry=fleet.registry, timeout=10.0) as slow:
+        with Registry.open(fleet.registry.location) as other:
+            other.rollback(1)
+        slow.hang(0)
+        first = slow.update_weights(wait=False)
+        with torch.no_grad():
+            slow.policy_weights.weight.fill_(7.0)
+        slow.shelf.keep(())
+        second = slow.update_weights(wait=False)
+        slow.wake(0)
+        first.result(60)
+        assert slow.registry.get(4).digest == slow.registry.get(1).digest
+        assert second.result(60).ok and value(slow, 0) == 7.0
+        assert slow.registry.verify() == []
+
+
+class Marked(FakeWorkers):
+    """Has the hook that is not asked before the head is looked at."""
+
+    @publishes
+    def _get_server_weights(self) -> ServerWeights:
+        return self._publish(self.policy_weights)
+
+
+def test_an_extra_that_fails_does_not_keep_a_rollback_from_being_followed(tmp_path: Path) -> None:
+    """The optimizer is broken, which is why somebody went back; the callback mends it."""
+    broken = []
+
+    def extra() -> dict[str, int]:
+        if broken:
+            raise RuntimeError("the optimizer is broken")
+        return {"steps": 1}
+
+    registry = Registry.open(tmp_path)
+    with Marked(
+        constant(1.0),
+        [constant(-1.0)],
+        registry=registry,
+        extra=extra,
+        on_rollback=lambda version: broken.clear(),
+    ) as fleet:
+        learn(fleet, 1.0)
+        learn(fleet, 2.0)
+        broken.append(True)
+        with pytest.raises(RuntimeError, match="optimizer is broken"):
+            learn(fleet, 3.0)
+        registry.rollback(1)
+        assert fleet.update_weights().adopted and value(fleet, 0) == 1.0
+
+
+class Decorated(Marked):
+    """Takes over what the marked hook says of itself, and does something else."""
+
+    cached: ServerWeights | None = None
+
+    @functools.wraps(Marked._get_server_weights)
+    def _get_server_weights(self) -> ServerWeights:
+        if self.cached is None:
+            self.cached = super()._get_server_weights()
+        return self.cached
+
+
+@pytest.mark.parametrize("kind", [Marked, Decorated])
+def test_a_rollback_is_followed_whatever_becomes_of_the_hook(tmp_path: Path, kind: type[Marked]) -> None:
+    registry = Registry.open(tmp_path)
+    with kind(constant(1.0), [constant(-1.0)], registry=registry) as fleet:
+        learn(fleet, 1.0)
+        fleet.cached = None  # type: ignore[attr-defined]
+        learn(fleet, 2.0)
+        if kind is Marked:
+            known = fleet._get_server_weights()
+            fleet._get_server_weights = lambda: known  # type: ignore[method-assign]
+        registry.rollback(1)
+        assert fleet.update_weights().adopted and value(fleet, 0) == 1.0
 
 
 def test_a_worker_that_drifted_and_refuses_a_push_is_not_said_to_hold_what_it_held(make: Make) -> None:

@@ -76,6 +76,14 @@ def test_a_strided_tensor_that_gets_other_strides_is_noticed() -> None:
     assert not memory.unchanged()
 
 
+def test_a_lazy_conjugation_is_noticed() -> None:
+    tensor = nn.Parameter(torch.tensor([1 + 2j, 3 + 4j]))
+    memory = Memory([tensor])
+    assert memory.unchanged()
+    tensor.data = tensor.data.conj()
+    assert not memory.unchanged()
+
+
 def test_new_values_are_no_change() -> None:
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(0)), nn.Parameter(torch.tensor(1.0))]
     memory = Memory(parameters)

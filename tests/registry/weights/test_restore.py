@@ -790,6 +790,19 @@ def test_a_scripted_module_is_restored_like_its_source() -> None:
     assert live_digest(target)[0] == live_digest(source)[0]
 
 
+@pytest.mark.parametrize("size", [2, 20_000], ids=["moved as bytes", "copied by torch"])
+def test_a_parameter_that_was_conjugated_lazily_since_is_refused_as_at_first(size: int) -> None:
+    target, plans = nn.Module(), {}
+    target.z = nn.Parameter(torch.zeros(size, dtype=torch.complex64))
+    values = torch.full((size,), 1 + 2j)
+    copy_into(sent({"z": values}), target, plans=plans)
+    assert torch.equal(target.z.detach(), values)
+    target.z.data = target.z.data.conj()
+    with pytest.raises(InvalidWeightsError, match="lazily conjugated"):
+        copy_into(sent({"z": 2 * values}), target, plans=plans)
+    assert torch.equal(target.z.detach().resolve_conj(), values.conj().resolve_conj()), "nothing was changed"
+
+
 def test_a_module_that_takes_other_memory_with_its_extra_state_is_written_where_it_is() -> None:
     class Moving(nn.Module):
         def __init__(self) -> None:
