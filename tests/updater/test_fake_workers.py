@@ -362,7 +362,7 @@ def test_a_background_update_sends_what_was_adopted_and_not_what_is_copied_next(
 
         def _carry_out(self, fake: Any, weights: ServerWeights) -> Any:
             receipt = super()._carry_out(fake, weights)
-            arrived.append((weights.version, float(fake.worker.policy.weight[0, 0])))
+            arrived.append((weights.version, fake.worker.policy.weight[0, 0].item()))
             return receipt
 
     fleet = make(0)
