@@ -114,9 +114,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         """Take over a head that another run published: the learner is restored to it, with its optimizers."""
         with self._caller:
             self.refresh()
-            version = super().adopt()
-            self._restore_learner(version)
-            return version
+            return super().adopt()
 
     def refresh(self) -> None:
         """Look at the learner's weights; its module may be another one than before."""
