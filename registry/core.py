@@ -29,7 +29,7 @@ from weightledger.registry.store.recovery import recover
 from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 
 if TYPE_CHECKING:
-    from weightledger.registry.store.publishing import Loan, Publisher
+    from weightledger.registry.store.publishing import Publisher
     from weightledger.registry.weights.arrays import Bytes
     from weightledger.registry.weights.payload import Payload
 
@@ -265,8 +265,13 @@ class Registry:
 
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, ref, "restore")
-        with self._memory() as room:
-            copy_into(self.read(version, room)[0], into, cast=cast)
+        # Fresh memory takes longer to get than a file to read; who never publishes here has no buffer to lend.
+        loan = None if self._publisher is None else self.publisher.borrow()
+        try:
+            copy_into(self.read(version, None if loan is None else loan.room)[0], into, cast=cast)
+        finally:
+            if loan is not None:
+                loan.give_back()
         return version
 
     def payload(self, ref: Ref) -> Payload:
@@ -292,24 +297,6 @@ class Registry:
         with self._reading(version):
             into = None if room is None else room(file.file_bytes)
             return inspection.read_payload(self.snapshots, file, self._name(version), into), structure
-
-    @contextmanager
-    def _memory(self) -> Iterator[Callable[[int], Bytes | None]]:
-        """Lend the publisher's buffer, if there is one: fresh memory takes longer to get than a file to read."""
-        loans: list[Loan] = []
-
-        def room(nbytes: int) -> Bytes | None:
-            loan = None if self._publisher is None else self.publisher.borrow(nbytes)
-            if loan is None:
-                return None
-            loans.append(loan)
-            return loan.buffer
-
-        try:
-            yield room
-        finally:
-            for loan in loans:
-                loan.give_back()
 
     def export(self, ref: Ref, path: str | os.PathLike[str]) -> Path:
         """Write a version as a plain safetensors file that any reader loads; tied tensors under every name.

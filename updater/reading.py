@@ -14,7 +14,6 @@ from typing import Any
 
 from weightledger.registry import Registry
 from weightledger.registry.store.publishing import Loan
-from weightledger.registry.weights.arrays import Bytes
 from weightledger.registry.weights.payload import Payload
 
 
@@ -47,7 +46,7 @@ class Calls:
 class _AtHand:
     payload: Payload
     structure: dict[str, Any]
-    loan: Loan | None
+    loan: Loan
     """The memory that it lies in, if that is the publisher's."""
 
 
@@ -72,29 +71,20 @@ class Reader:
         at_hand = self._at_hand
         if at_hand is not None and at_hand.payload.digest == digest:
             return at_hand.payload, at_hand.structure
-        if at_hand is not None and at_hand.loan is not None:
+        if at_hand is not None and at_hand.loan.buffer is not None:
             return self._registry.read(number)
-        loans: list[Loan] = []
-
-        def room(nbytes: int) -> Bytes | None:
-            loan = self._registry.publisher.borrow(nbytes)
-            if loan is None:
-                return None
-            loans.append(loan)
-            return loan.buffer
-
+        loan = self._registry.publisher.borrow()
         try:
-            payload, structure = self._registry.read(number, room)
+            payload, structure = self._registry.read(number, loan.room)
         except BaseException:
-            for loan in loans:
-                loan.give_back()
+            loan.give_back()
             raise
-        self._at_hand = _AtHand(payload, structure, loans[0] if loans else None)
+        self._at_hand = _AtHand(payload, structure, loan)
         return payload, structure
 
     def let_go(self) -> None:
         """Forget what was read, since its memory is wanted for something else."""
         if self.calls.is_inside():
             at_hand, self._at_hand = self._at_hand, None
-            if at_hand is not None and at_hand.loan is not None:
+            if at_hand is not None:
                 at_hand.loan.give_back()

@@ -70,12 +70,24 @@ class Draft:
         self._release()
 
 
-@dataclass(frozen=True)
 class Loan:
-    """The publisher's buffer in somebody else's hands."""
+    """The publisher's buffer in the hands of somebody who reads a file, from `room` until `give_back`."""
 
-    buffer: Bytes
-    give_back: Callable[[], None]
+    def __init__(self, lend: Callable[[int], Bytes | None], release: Callable[[], None]) -> None:
+        self._lend = lend
+        self._release = release
+        self.buffer: Bytes | None = None
+
+    def room(self, nbytes: int) -> Bytes | None:
+        """Return the buffer, of so many bytes; None while a copy in it is needed. Called once."""
+        self.buffer = self._lend(nbytes)
+        return self.buffer
+
+    def give_back(self) -> None:
+        """Let the next copy have it. Does nothing when there was none to give, or twice."""
+        if self.buffer is not None:
+            self.buffer = None
+            self._release()
 
 
 class Publisher:
@@ -137,16 +149,16 @@ class Publisher:
             self._buffer.release()
             raise
 
-    def borrow(self, nbytes: int) -> Loan | None:
-        """Lend the buffer to whoever reads a file of that size; None while a copy in it is needed.
+    def borrow(self) -> Loan:
+        """Offer the buffer to whoever reads a file. While it is lent, the next draft waits."""
+        return Loan(self._lend, self._buffer.release)
 
-        The next draft waits until it is given back.
-        """
+    def _lend(self, nbytes: int) -> Bytes | None:
         if not self._buffer.acquire(blocking=False):
             return None
         self._held_digest = None
         try:
-            return Loan(self._packer.room(nbytes), self._release_once())
+            return self._packer.room(nbytes)
         except BaseException:
             self._buffer.release()
             raise

@@ -264,7 +264,7 @@ def test_a_rollback_reads_into_memory_that_the_next_publish_writes_over_and_hurt
         learn(fleet, 10.0 + number)
         assert value(fleet, 0) == 10 + number
     assert fleet.registry.verify() == []
-    assert fleet.registry.publisher.borrow(10) is not None, "nobody kept the buffer"
+    assert fleet.registry.publisher.borrow().room(10) is not None, "nobody kept the buffer"
 
 
 def test_a_rollback_that_does_not_fit_gives_the_buffer_back(make: Make) -> None:
@@ -273,7 +273,7 @@ def test_a_rollback_that_does_not_fit_gives_the_buffer_back(make: Make) -> None:
     fleet.registry.publish({"other": torch.zeros(3)})
     with pytest.raises(InvalidWeightsError):
         fleet.adopt()
-    assert fleet.registry.publisher.borrow(10) is not None
+    assert fleet.registry.publisher.borrow().room(10) is not None
 
 
 def test_an_update_in_the_background_reads_beside_the_copy_that_is_made_meanwhile(make: Make) -> None:
@@ -419,11 +419,12 @@ class Decorated(Marked):
 
     cached: ServerWeights | None = None
 
-    @functools.wraps(Marked._get_server_weights)
     def _get_server_weights(self) -> ServerWeights:
         if self.cached is None:
             self.cached = super()._get_server_weights()
         return self.cached
+
+    functools.update_wrapper(_get_server_weights, Marked._get_server_weights)
 
 
 @pytest.mark.parametrize("kind", [Marked, Decorated])
