@@ -416,7 +416,7 @@ class RemoteWeightUpdaterBase(ABC):
             self._closed = True
             if self._background is not None:
                 self._background.shutdown()
-            claims.release(self.series, [seat.name for seat in self.seats])
+            claims.release(self.series, [self._worker_of(seat.handle, seat.name) for seat in self.seats])
             self.shelf.keep(())
             self._forget_workers("its updater was closed")
 
@@ -453,13 +453,14 @@ class RemoteWeightUpdaterBase(ABC):
     def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
         """Steer more workers: claim their names in the registry, and take over what is known of them."""
         self.seats.check_names(names)
-        claims.reserve(self, self.series, names)
+        workers = [self._worker_of(handle, name) for handle, name in zip(handles, names, strict=True)]
+        claims.reserve(self, self.series, workers)
         try:
             ledger = self.registry.ledger
             with ledger.writing() as conn:
                 found = fleet.claim(ledger, conn, names, self.registry.runs.alive)
         except BaseException:
-            claims.release(self.series, names)
+            claims.release(self.series, workers)
             raise
         added = []
         for handle, claim in zip(handles, found, strict=True):
@@ -468,6 +469,13 @@ class RemoteWeightUpdaterBase(ABC):
             seat.open_held, seat.open_pending = claim.held, claim.pending
             added.append(seat.id)
         return added
+
+    def _worker_of(self, handle: Any, name: str) -> tuple[str, Any]:
+        return name, self._identity(handle)
+
+    def _identity(self, handle: Any) -> Any:
+        """Return what tells a worker from all others, whatever it is called."""
+        return id(handle)
 
     def _join(self, handle: Any, name: str) -> int:
         """Steer one more worker, and bring it to its target at once."""
@@ -491,7 +499,7 @@ class RemoteWeightUpdaterBase(ABC):
             self._check_open()
             self._drain()
             seat = self.seats.remove(worker_id)
-            claims.release(self.series, [seat.name])
+            claims.release(self.series, [self._worker_of(seat.handle, seat.name)])
             settlement = fleet.Settlement(seat.row, seat.name, "removed", detail="removed from its updater")
             with self.registry.ledger.writing() as conn:
                 fleet.settle(self.registry.ledger, conn, [settlement])

@@ -242,23 +242,22 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
         # One actor has one policy: under two names it would be sent two targets, and only the later one is true.
-        owners = {_identity(seat.handle): seat.name for seat in self.seats}
+        owners = {self._identity(seat.handle): seat.name for seat in self.seats}
         for handle, name in zip(handles, names, strict=True):
-            owner = owners.setdefault(_identity(handle), name)
+            owner = owners.setdefault(self._identity(handle), name)
             if owner != name:
                 raise InUseError(
                     f"worker {name!r} is the same actor as worker {owner!r} ({handle!r}); give each actor once"
                 )
         return super()._add_workers(handles, names)
 
+    def _identity(self, handle: Any) -> Any:
+        # An adapter may steer a worker of this very process, too.
+        return handle._actor_id if isinstance(handle, ActorHandle) else super()._identity(handle)
+
     def _default_names(self, handles: Sequence[Any]) -> list[str]:
         first = self.seats.next_id()
         return [actor_name(handle) or f"collector-{first + index}" for index, handle in enumerate(handles)]
-
-
-def _identity(handle: Any) -> Any:
-    # An adapter may steer a worker of this very process, too.
-    return handle._actor_id if isinstance(handle, ActorHandle) else id(handle)
 
 
 def _checked(handle: Any) -> Any:

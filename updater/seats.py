@@ -110,7 +110,9 @@ class Seats:
         """
         whole = hasattr(worker_id, "__index__") and not isinstance(worker_id, bool)
         if not whole or int(worker_id) not in self._seats:
-            raise NotFoundError(f"no worker {worker_id!r}: worker ids are {self.ids()}")
+            named = [seat.id for seat in self if isinstance(worker_id, str) and seat.name == worker_id]
+            meant = f"; the one called {worker_id!r} has the id {named[0]}" if named else ""
+            raise NotFoundError(f"no worker {worker_id!r}: worker ids are {self.ids()}{meant}")
         return self._seats[int(worker_id)]
 
 

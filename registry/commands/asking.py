@@ -82,7 +82,8 @@ def show(call: Call, ref: RefArgument = "head") -> Answer:
         found = registry.get(ref)
         marks = _marks(registry)
         staleness = registry.staleness(found) if found.state in ("stored", "pruned") else None
-        holders = [row.worker for row in registry.holdings() if row.digest == found.digest]
+        held = [row for row in registry.holdings() if row.state == "held"]
+        holders = [row.worker for row in held if row.digest == found.digest]
         user = _users(registry, [found]).get(found.number, "")
     data = {
         **found.to_dict(),

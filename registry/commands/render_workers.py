@@ -288,7 +288,9 @@ def _held_for(row: Holding, now: datetime) -> Cell:
         return words("–")
     if row.ended_at is None and row.state != "held":
         return words(("?", "warn"))
-    return words(span(((row.ended_at or now) - row.confirmed_at).total_seconds()))
+    seen = span(((row.ended_at or now) - row.confirmed_at).total_seconds())
+    # Its end is the last evidence of it, and the process may have gone on.
+    return words(f"≥ {seen}" if row.ended_how == "lost" else seen)
 
 
 def _holding_state(row: Holding) -> Cell:

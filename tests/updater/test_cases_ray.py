@@ -113,6 +113,21 @@ def test_tied_weights_travel_once_and_stay_tied_in_place(tmp_path: Path) -> None
     ray.kill(worker)
 
 
+def test_an_actor_that_another_updater_of_this_process_steers_is_refused_under_any_name(
+    tmp_path: Path,
+) -> None:
+    """Under two names it would be sent two targets, and the record would believe both."""
+    (worker,) = borrow(1)
+    updater, policy = steer(tmp_path, [worker])
+    with updater:
+        learn(updater, 1.0)
+        with pytest.raises(InUseError, match="another name; close that updater"):
+            RayRemoteWeightUpdater(policy, [worker], registry=updater.registry, names=["alias"])
+        assert [status.name for status in updater.registry.workers()] == ["w0"]
+    with RayRemoteWeightUpdater(policy, [worker], registry=updater.registry, names=["alias"]) as second:
+        assert second.update_weights().ok
+
+
 def test_a_worker_in_another_namespace_is_steered_by_its_handle(tmp_path: Path) -> None:
     """RAY-15: by a handle every namespace is in reach; a bare name is refused with what to call."""
     away = remote(num_cpus=0)(Rollouts).options(name="w9", namespace="elsewhere").remote()

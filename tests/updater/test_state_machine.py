@@ -62,7 +62,7 @@ class Driver(FakeWorkers):
 
     def vanish(self) -> None:
         """Be gone without a word, as a killed process is."""
-        claims.release(self.series, WORKERS)
+        claims.release(self.series, [self._worker_of(seat.handle, seat.name) for seat in self.seats])
 
 
 @cache
