@@ -16,11 +16,13 @@ from torch import Tensor
 class Memory:
     """The memory of some tensors as it was at the beginning. Keeps the tensors alive."""
 
+    __slots__ = ("_long", "_short")  # small, since a process may hold thousands
+
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         every = list(tensors)
         contiguous = [tensor for tensor in every if tensor.is_contiguous()]
         strided = [tensor for tensor in every if not tensor.is_contiguous()]
-        self._short = [
+        short = [
             _Answers(Tensor.data_ptr, every),
             _Answers(attrgetter("dtype"), every),
             # One bit is asked for sooner than strides, and with the shape it says as much.
@@ -28,7 +30,8 @@ class Memory:
             # Nothing else tells of a lazy conjugation.
             _Answers(Tensor.is_conj, [tensor for tensor in every if tensor.is_complex()]),
         ]
-        self._long = [_Answers(attrgetter("shape"), every), _Answers(Tensor.stride, strided)]
+        long = [_Answers(attrgetter("shape"), every), _Answers(Tensor.stride, strided)]
+        self._short, self._long = ([one for one in some if one.asked] for some in (short, long))
 
     def unchanged(self) -> bool:
         """Tell whether every tensor gives the answers that it gave then."""
@@ -40,6 +43,8 @@ class Memory:
 
 class _Answers:
     """What tensors answered to one question."""
+
+    __slots__ = ("ask", "asked", "known")
 
     def __init__(self, ask: Callable[[Tensor], Any], asked: list[Tensor]) -> None:
         self.ask = ask

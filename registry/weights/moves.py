@@ -36,6 +36,8 @@ _MOST_BYTES: Final = 1 << 62  # of all elements of an array that overlap, as Num
 class Moves:
     """Pieces that are moved again and again."""
 
+    __slots__ = ("_groups", "_single")
+
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._single: list[Piece] = []
         self._groups: list[_Group] = []
