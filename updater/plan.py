@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Action = Literal["push", "relabel", "current", "skip", "refuse", "wait"]
 
@@ -40,8 +40,7 @@ class Target:
     nonfinite: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """Everything that decides about one worker."""
 
     known: Known | None

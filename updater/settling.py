@@ -6,6 +6,7 @@ A receipt also tells what the worker held before. That settles what an earlier, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weightledger.registry.log.fleet import Settlement, Verdict
 from weightledger.updater.push import Note, Push, Receipt
@@ -26,8 +27,7 @@ class Trouble:
     detail: str
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What one answer means."""
 
     earlier: tuple[Settlement, ...]

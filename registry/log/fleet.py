@@ -7,6 +7,7 @@ Rules kept here
 - What is not known is written as unknown: a silent worker keeps its open rows, a vanished one has them closed at the
   last time that there was evidence for them.
 - One live run steers a worker of a policy; another one is refused.
+- What is made for each of thousands of workers is a named tuple, which takes half the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sqlalchemy import Connection, bindparam, case, insert, select, update
 from sqlalchemy.orm import aliased
@@ -27,8 +28,7 @@ from weightledger.registry.log.statements import Statement
 Verdict = Literal["confirmed", "seen", "kept", "unknown", "drifted", "silent", "lost", "gone", "removed"]
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """An open row of a worker: what it holds, or what was pushed to it."""
 
     version: int
@@ -49,8 +49,7 @@ class Claim:
     """Pushes without an answer, oldest first; several when drivers died one after another."""
 
 
-@dataclass(frozen=True)
-class Push:
+class Push(NamedTuple):
     """An intention: this worker is about to be sent that version."""
 
     worker: int
@@ -58,8 +57,7 @@ class Push:
     sent_digest: str
 
 
-@dataclass(frozen=True)
-class Settlement:
+class Settlement(NamedTuple):
     """What became of a worker.
 
     `confirmed`: its receipt for `order` came. `seen`: it was asked and holds what is on record. `kept`: the push of
