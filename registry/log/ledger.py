@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Text, and_, bindparam, cast, func, insert, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from weightledger.registry import values
 from weightledger.registry.errors import InvalidWeightsError, NotFoundError
@@ -67,22 +68,28 @@ _VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
 _METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
     Metric.version_id.in_(bindparam("versions", expanding=True))
 )
-_OF_FILE = (Snapshot.id, Snapshot.digest, Snapshot.uri, Snapshot.file_bytes, Snapshot.stored, Structure.body)
-_THIS_VERSION = (VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number"))
-_STORED_AS = Statement(
-    select(*_OF_FILE)
-    .select_from(VersionRow)
-    .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
-    .join(Structure, Structure.id == VersionRow.structure_id)
-    .where(*_THIS_VERSION)
-)
-_EXTRA_STORED_AS = Statement(
-    select(*_OF_FILE)
-    .select_from(VersionRow)
-    .join(Snapshot, Snapshot.id == VersionRow.extra_snapshot_id)
-    .join(Structure, Structure.id == VersionRow.extra_structure_id)
-    .where(*_THIS_VERSION)
-)
+
+
+def _kept_in(snapshot: InstrumentedAttribute[Any], structure: InstrumentedAttribute[Any]) -> Statement:
+    """Ask for the file that a column of a version names, and how its content is put together."""
+    return Statement(
+        select(
+            Snapshot.id,
+            Snapshot.digest,
+            Snapshot.uri,
+            Snapshot.file_bytes,
+            Snapshot.stored,
+            Structure.body,
+        )
+        .select_from(VersionRow)
+        .join(Snapshot, Snapshot.id == snapshot)
+        .join(Structure, Structure.id == structure)
+        .where(VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number"))
+    )
+
+
+_STORED_AS = _kept_in(VersionRow.snapshot_id, VersionRow.structure_id)
+_EXTRA_STORED_AS = _kept_in(VersionRow.extra_snapshot_id, VersionRow.extra_structure_id)
 _FILE = select(Snapshot).where(Snapshot.id == bindparam("snapshot"))
 _PLACES = select(VersionRow.number, VersionRow.id, VersionRow.digest).where(
     VersionRow.policy_id == bindparam("policy"), VersionRow.number.in_(bindparam("numbers", expanding=True))
