@@ -36,14 +36,15 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 def source_files() -> list[str]:
     """Path in the wheel of each module of the tree."""
+    front = [f"weightledger/{path.name}" for path in sorted((ROOT / "src" / "weightledger").glob("*.py"))]
     paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    return [f"weightledger/{path.relative_to(ROOT).as_posix()}" for path in paths]
+    return [*front, *(f"weightledger/{path.relative_to(ROOT).as_posix()}" for path in paths)]
 
 
 def module_names() -> list[str]:
     """Every module that can be imported by itself: Alembic alone runs `env`, inside a migration."""
     names = (path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in source_files())
-    return [name for name in names if name != "weightledger.migrations.env"]
+    return [name for name in names if name not in ("weightledger.migrations.env", "weightledger.__main__")]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in (*FOLDERS, "tests", "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "src",
+        source / "src",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE", "conftest.py"):
         shutil.copy(ROOT / name, source)
     target = tmp_path_factory.mktemp("wheel")
@@ -78,6 +85,7 @@ def from_wheel(installed: Path, program: str) -> str:
 def test_the_wheel_holds_every_module_of_the_tree_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     extra = {
+        "weightledger/py.typed",
         "weightledger/registry/py.typed",
         "weightledger/updater/py.typed",
         "weightledger/migrations/script.py.mako",
@@ -156,18 +164,40 @@ def test_examples_in_docstrings_are_true(name: str, tmp_path: Path, monkeypatch:
     assert failed == 0
 
 
-def test_the_packages_listed_are_the_folders_that_hold_modules() -> None:
-    folders = {
-        "weightledger." + ".".join(path.parent.relative_to(ROOT).parts)
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
+def test_the_source_folder_holds_the_front_door_and_a_link_to_each_folder() -> None:
+    links = {
+        path.name: path.resolve() for path in (ROOT / "src" / "weightledger").iterdir() if path.is_symlink()
     }
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders
+    assert links == {name: ROOT / name for name in FOLDERS}
 
 
-def test_type_checkers_see_each_folder_under_the_name_that_users_import() -> None:
-    links = ROOT / ".typing" / "weightledger"
-    assert {path.name: path.resolve() for path in links.iterdir()} == {name: ROOT / name for name in FOLDERS}
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_front_door_of_the_installed_wheel_gives_registry_version_and_command_line(
+    installed: Path,
+) -> None:
+    program = """
+import sys
+import weightledger
+assert "sqlalchemy" not in sys.modules
+from weightledger import Registry
+from weightledger.registry import Registry as same
+print(weightledger.__version__, Registry is same, sorted(set(weightledger.__all__) - set(dir(weightledger))))
+"""
+    assert from_wheel(installed, program).split() == [PROJECT["project"]["version"], "True", "[]"]
+    done = subprocess.run(
+        [sys.executable, "-m", "weightledger", "--help"],
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rollback" in done.stdout
 
 
 def test_one_version_is_told_by_project_installation_and_changelog() -> None:
