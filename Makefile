@@ -2,7 +2,7 @@
 # only make and a Python >= 3.11 have to be there. `make test ARGS="-k rollback -x"` hands ARGS on.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-soak docs clean
+.PHONY: help demo test test-all torture check format bench bench-soak docs clean
 
 # The first interpreter that really runs, is new enough and can make environments. (A version manager leaves
 # launchers on the path for versions that are not active; those fail here and are passed by.)
@@ -29,14 +29,23 @@ $(STAMP):
 		"$(PYTHON)" -m venv --clear $(VENV); \
 	fi
 	@echo "installing the tested packages into $(VENV)"
-	@$(RUN)/python -m pip install --disable-pip-version-check --progress-bar off -qq -c constraints.txt -e '.[dev]'
+	@$(RUN)/python -m pip install --disable-pip-version-check --progress-bar off -qq -c constraints.txt -e '.[dev]' \
+		$$(command -v cc >/dev/null || echo ziglang)  # a C compiler as a package: the crash tests build a small library
 	@rm -f $(VENV)/.installed-* && touch $@
 
 demo: $(STAMP) ## Train CartPole on four Ray workers, break the policy, roll back, print the audit
 	@$(RUN)/python docs/examples/cartpole_rollback.py $(ARGS)
 
-test: $(STAMP) ## Run the whole test suite
+test: $(STAMP) ## Run the tests, all but those marked long
 	@$(RUN)/python -m pytest --session-timeout=4800 $(ARGS)
+
+test-all: $(STAMP) ## Run what `make test` leaves out: the tests marked long
+	@$(RUN)/python -m pytest --session-timeout=4800 -m long $(ARGS)
+
+# A test marked torture draws its cases from a seed: a small share of them in `make test`; all of them, or many more,
+# where WEIGHTLEDGER_TORTURE=1.
+torture: $(STAMP) ## Run the tests marked torture with all their cases: crashes, disk errors, damage, fuzz
+	@WEIGHTLEDGER_TORTURE=1 $(RUN)/python -m pytest --session-timeout=4800 -m torture $(ARGS)
 
 check: $(STAMP) ## Lint, format, types (mypy strict, pyright), import rules
 	$(RUN)/ruff check .

@@ -20,13 +20,13 @@ from tests.benchmarks.timing import Contender, interleave
 ROOT = Path(__file__).parent.parent
 
 
-def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path, seconds: float = 115) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.benchmarks", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=seconds,
         check=False,
     )
 
@@ -81,6 +81,17 @@ def test_a_soak_looks_at_everything_at_intervals(tmp_path: Path) -> None:
     assert done.returncode == int(bool(report["grown"])), done.stderr
     assert report["looks"][-1]["updates"] == report["updates"]
     assert all(look["learner_private_bytes"] > 0 for look in report["looks"])
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nothing_grows_over_thousands_of_updates(tmp_path: Path) -> None:
+    places = ("--out", tmp_path / "out", "--scratch", tmp_path / "scratch")
+    done = bench("soak", "--updates", "4000", "--size", "64KB", "--workers", "2", *places, seconds=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    looks = json.loads((tmp_path / "out" / "soak.json").read_text(encoding="utf-8"))["looks"]
+    assert [look["updates"] for look in looks] == list(range(100, 4001, 100))
 
 
 def test_a_soak_tells_what_grew_and_lets_a_warm_up_pass() -> None:

@@ -227,7 +227,7 @@ def test_every_make_target_that_a_text_names_exists() -> None:
     }
     assert named
     assert named <= targets
-    assert {"demo", "test", "check", "bench", "bench-soak", "docs", "help"} <= targets
+    assert {"demo", "test", "check", "bench", "bench-soak", "docs", "help", "test-all", "torture"} <= targets
 
 
 def test_make_help_lists_every_target() -> None:
@@ -236,7 +236,26 @@ def test_make_help_lists_every_target() -> None:
     assert listed == set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
 
 
-def test_continuous_integration_runs_what_a_developer_runs() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+@pytest.mark.parametrize("failing", [None, "check", "test", "test-all"])
+def test_continuous_integration_runs_every_target_and_fails_with_any(
+    tmp_path: Path, failing: str | None
+) -> None:
+    fake = tmp_path / "make"
+    fake.write_text(
+        f'#!/bin/sh\necho "$1" >> {tmp_path}/ran\necho "closing line of $1"\n[ "$1" != "{failing}" ]\n'
+    )
+    fake.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci" / "run"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    targets = ["check", "docs", "test", "test-all"]
+    assert (tmp_path / "ran").read_text(encoding="utf-8").split() == targets
+    assert (done.returncode == 0) == (failing is None)
+    for target, line in zip(targets, done.stdout.splitlines()[-4:], strict=True):
+        assert line.startswith(f"make {target}: {'FAILED' if target == failing else 'ok'} in ")
+        assert line.endswith(f"closing line of {target}")
