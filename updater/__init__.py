@@ -5,6 +5,7 @@ from weightledger.updater.core import RayRemoteWeightUpdater
 from weightledger.updater.receiver import acting, held_version
 from weightledger.updater.reports import Held, SyncReport, WorkerOutcome
 from weightledger.updater.server import ServerWeights
+from weightledger.updater.telling import SyncWarning
 
 __all__ = [
     "Held",
@@ -12,6 +13,7 @@ __all__ = [
     "RemoteWeightUpdaterBase",
     "ServerWeights",
     "SyncReport",
+    "SyncWarning",
     "WorkerOutcome",
     "acting",
     "held_version",

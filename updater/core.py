@@ -50,8 +50,6 @@ _PROCESS_ENDED = (
     ActorPlacementGroupRemoved,
     RuntimeEnvSetupError,
 )
-# What is raised before the worker's code runs: `receive` itself raises nothing.
-_NEVER_ARRIVED = (RayTaskError, PendingCallsLimitExceeded)
 
 
 class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
@@ -224,8 +222,10 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             return Trouble("restarting", text)
         if isinstance(error, ObjectLostError):
             return Trouble("bytes_lost", text)
+        if isinstance(error, RayTaskError):
+            return Trouble("rejected", text)
         # An error of Ray's own that says nothing of the push leaves open whether it was carried out.
-        arrived = isinstance(error, RayError) and not isinstance(error, _NEVER_ARRIVED)
+        arrived = isinstance(error, RayError) and not isinstance(error, PendingCallsLimitExceeded)
         return Trouble("doubtful" if arrived else "failed", text)
 
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:

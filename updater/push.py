@@ -18,7 +18,7 @@ Apply = Callable[[Any, Any, int], Any]
 Series = tuple[str, str]
 """Registry UUID and policy: what a worker holds is known for each of them."""
 
-Outcome = Literal["applied", "relabelled", "stale", "bytes_wanted", "kept", "broken"]
+Outcome = Literal["applied", "relabelled", "stale", "bytes_wanted", "kept", "busy", "broken"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Receipt:
 
     `applied`: it holds the version now. `relabelled`: it held equal content already. `stale`: it has seen a higher
     order and changed nothing. `bytes_wanted`: it does not hold the content that was to be relabelled. `kept`: the
-    weights do not fit, it holds what it held. `broken`: the worker's own code raised on the way, what it holds is
+    weights do not fit, it holds what it held. `busy`: it was still acting when its patience ended, it holds what it
+    held. `broken`: the worker's own code raised on the way, what it holds is
     not known.
     """
 

@@ -120,7 +120,7 @@ def receive(worker: Any, push: Push | Probe, payload: Any = None) -> Receipt | I
     state = _state_of(worker)
     with state.pushing(push.patience) as alone:
         if not alone:
-            return _receipt(state, push, "kept", error=f"still acting after {push.patience:g} s")
+            return _receipt(state, push, "busy", error=f"still acting after {push.patience:g} s")
         before = state.notes.get(push.series)
         try:
             return _carry_out(state, worker, push, payload)

@@ -31,6 +31,9 @@ class WorkerOutcome(Record):
     """What went wrong, in words; empty when nothing did."""
     seconds: float
     """From the push to its receipt, 0 when none was sent."""
+    rejected_first: bool = False
+    """Whether the worker's own code rejected the first weights that it was sent by this updater: they do not fit, the
+    policy is not found, or `apply` raised. The next ones will hardly fare better."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class Seat:
     """Calls that named it and passed it by since its last receipt."""
     owed: bool = False
     """Its last push failed: it is sent the bytes again, and the interval does not pass it by."""
-
+    took: bool = False
+    """It has confirmed a push of this updater before."""
     gone: bool = False
     """It died for good, as far as is known."""
 

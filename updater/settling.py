@@ -19,7 +19,8 @@ class Trouble:
     """What the transport says instead of a receipt.
 
     `dead`: the worker is gone for good. `restarting`: its process ended, another life may follow. `failed`: the push
-    never reached the worker's code, which holds what it held. `bytes_lost`: nor did it here, as the transport lost the
+    never reached the worker's code, which holds what it held. `rejected`: nor did it here, as the worker cannot make
+    out what it was sent: it lacks a module, for instance. `bytes_lost`: nor did it here, as the transport lost the
     weights on the way. `doubtful`: the connection broke, it may have been carried out. `silent`: no answer in time.
     """
 
@@ -77,7 +78,7 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
         case "stale":
             detail = f"order {push.order} came after a higher one; the worker changed nothing"
             return Reading(*not_applied(detail), "superseded", detail)
-        case "kept":
+        case "kept" | "busy":
             return Reading(*not_applied(receipt.error), "failed", receipt.error)
         case "broken":
             return Reading(earlier, settled("unknown", receipt.error), "failed", receipt.error)
@@ -92,7 +93,7 @@ def read_trouble(seat: Seat, push: Push | None, trouble: Trouble) -> Reading:
             verdict, status = "gone", "dead"
         case "restarting":
             verdict, status = "lost", "dead"
-        case "failed" | "bytes_lost":
+        case "failed" | "rejected" | "bytes_lost":
             verdict, status = "kept", "failed"
         case "doubtful":
             verdict, status = "unknown", "failed"
@@ -107,6 +108,13 @@ def read_trouble(seat: Seat, push: Push | None, trouble: Trouble) -> Reading:
         detail=trouble.detail,
     )
     return Reading((), settlement, status, trouble.detail)
+
+
+def is_rejection(answer: Receipt | Trouble) -> bool:
+    """Tell whether the worker's own code turned the push down, and is likely to turn down the next one as well."""
+    if isinstance(answer, Receipt):
+        return answer.outcome in ("kept", "broken")
+    return answer.kind == "rejected"
 
 
 def _earlier(seat: Seat, push: Push, receipt: Receipt) -> tuple[Settlement, ...]:

@@ -26,6 +26,7 @@ from weightledger.updater.lineage_mask import lineage_mask
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.server import ServerWeights
+from weightledger.updater.telling import OnFailure, check_on_failure, tell_failures
 from weightledger.updater.torchrl_worker import NO_VERSION, StampBatches, receive_in_collector, survive_errors
 
 __all__ = [
@@ -69,6 +70,9 @@ class RayCollectorWeightUpdater(_Accepted):
         names: lasting names of the workers in the registry; by default `collector-<i>`.
         locate: where the policy is in a collector.
         apply: as in `RayRemoteWeightUpdater`; so are `timeout`, `cast`, `allow_nonfinite`, `extra`, `on_rollback`.
+        on_failure: TorchRL drops the report of `update_policy_weights_`, so a worker that did not get its weights is
+            told as a `SyncWarning`, or with `"raise"` as a `SyncError`. A worker whose own code rejects the first
+            weights that it is sent (they do not fit, no policy is found, `apply` raised) is an error either way.
 
     Example:
         ```python
@@ -92,7 +96,9 @@ class RayCollectorWeightUpdater(_Accepted):
         allow_nonfinite: bool | Collection[str] = False,
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
+        on_failure: OnFailure = "warn",
     ) -> None:
+        self.on_failure = check_on_failure(on_failure)
         super().__init__(
             policy_weights,
             (),
@@ -139,6 +145,7 @@ class RayCollectorWeightUpdater(_Accepted):
             ConflictError: another run published. Nothing was changed; `adopt()` is the way out.
             InvalidWeightsError: the weights cannot be stored. Nothing was changed.
             NotFoundError: no such worker or version.
+            SyncError: workers did not get their weights: see `on_failure`. The others were updated.
         """
         self._take_new()
         if version is not None:
@@ -165,6 +172,7 @@ class RayCollectorWeightUpdater(_Accepted):
                 finally:
                     self._by_hand = False
         self._call_post_hooks()
+        tell_failures(report, self.on_failure)
         return report
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None, **about: Any) -> Any:

@@ -28,6 +28,7 @@ from weightledger.updater.serving import Request, Serving
 from weightledger.updater.settling import (
     Reading,
     Trouble,
+    is_rejection,
     is_vouched,
     read_receipt,
     read_trouble,
@@ -334,7 +335,8 @@ class Update:
                     self._note(seat, work.target, "synced", "", time.perf_counter() - flight.started)
             else:
                 seconds = time.perf_counter() - flight.started
-                self._note(seat, work.target, reading.status, reading.error, seconds)
+                rejected = not seat.took and is_rejection(result)
+                self._note(seat, work.target, reading.status, reading.error, seconds, rejected)
         back, buried = self._revived(left)
         again += back
         settlements += buried
@@ -431,7 +433,7 @@ class Update:
         if note is not None and verdict == "confirmed":
             assert flight is not None
             known = Known(note.version, note.sent_digest, result.incarnation, flight.pinned)
-            seat.passed_by = 0
+            seat.passed_by, seat.took = 0, True
         elif note is not None and verdict == "kept" and is_vouched(seat, note, result.incarnation):
             # Its own word counts only for what the record has: weights that drifted still have their note.
             pinned = seat.known is None or seat.known.pinned
@@ -469,7 +471,13 @@ class Update:
                 self._ledger.events(conn, refusals)
 
     def _note(
-        self, seat: Seat, target: Target | None, status: Status, error: str, seconds: float = 0.0
+        self,
+        seat: Seat,
+        target: Target | None,
+        status: Status,
+        error: str,
+        seconds: float = 0.0,
+        rejected_first: bool = False,
     ) -> None:
         self._outcomes[seat.id] = WorkerOutcome(
             name=seat.name,
@@ -478,4 +486,5 @@ class Update:
             target=None if target is None else target.version,
             error=error,
             seconds=seconds,
+            rejected_first=rejected_first,
         )

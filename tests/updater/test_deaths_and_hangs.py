@@ -13,6 +13,7 @@ from ray.exceptions import (
     ObjectLostError,
     OutOfMemoryError,
     PendingCallsLimitExceeded,
+    RayTaskError,
     RpcError,
     WorkerCrashedError,
 )
@@ -79,6 +80,7 @@ def test_a_dead_worker_is_named_and_hides_nothing_of_the_others(tmp_path: Path) 
         (RpcError("broken pipe"), {"doubtful"}),
         (PendingCallsLimitExceeded("full"), {"failed"}),
         (TypeError("cannot pickle"), {"failed"}),
+        (RayTaskError("receive", "no module of that name", ImportError("weightledger")), {"rejected"}),
         (ObjectLostError("0" * 56, None, ""), {"bytes_lost"}),
     ],
 )

@@ -363,7 +363,7 @@ def test_a_worker_that_never_stops_acting_says_so_and_keeps_its_weights() -> Non
     with acting(worker):
         receipt = send(worker, constant(2.0), 2, patience=0.02)
         inspection = probe(worker, patience=0.02)
-    assert receipt.outcome == "kept" and "acting" in receipt.error and receipt.now == send_note(worker)
+    assert receipt.outcome == "busy" and "acting" in receipt.error and receipt.now == send_note(worker)
     assert inspection.note == send_note(worker) and inspection.digest is None and "acting" in inspection.error
 
 

@@ -22,6 +22,7 @@ from tests.updater.torchrl_parts import (
 )
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, NotFoundError
+from weightledger.updater import SyncWarning
 from weightledger.updater.torchrl import RayCollectorWeightSyncScheme, RayCollectorWeightUpdater
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow, pytest.mark.timeout(400)]
@@ -132,7 +133,8 @@ def test_weights_that_do_not_fit_and_exceptions_kill_no_actor(running: Running) 
     """After such a push the stock scheme's next good push fails as well."""
     train(running.policy, 8.0)
     running.collector.update_policy_weights_()
-    running.collector.update_policy_weights_(make_policy(5.0, width=2))
+    with pytest.warns(SyncWarning, match="2 of 2 workers"):
+        running.collector.update_policy_weights_(make_policy(5.0, width=2))
     assert statuses(report_of(running.updater)) == ["failed", "failed"]
     with pytest.raises(AttributeError, match="no_such_attribute"):
         get(running.collector.remote_collectors[1].cascade_execute.remote("no_such_attribute"))
@@ -153,7 +155,8 @@ def test_a_dead_actor_is_told_and_the_other_is_updated_and_the_end_closes_the_up
     """Last, as the collector does not outlive it."""
     kill(running.collector.remote_collectors[1])
     train(running.policy, 77.0)
-    running.collector.update_policy_weights_()
+    with pytest.warns(SyncWarning, match="collector-1: dead"):
+        running.collector.update_policy_weights_()
     assert statuses(report_of(running.updater)) == ["synced", "dead"]
     assert value_in(running.collector.remote_collectors[0]) == 77.0
     running.collector.shutdown()

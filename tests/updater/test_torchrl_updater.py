@@ -28,7 +28,8 @@ from tests.updater.torchrl_parts import (
     weights_of,
 )
 from weightledger.registry import Registry
-from weightledger.registry.errors import InUseError, NotFoundError
+from weightledger.registry.errors import InUseError, NotFoundError, SyncError
+from weightledger.updater import SyncWarning
 from weightledger.updater.lives import find_lives
 from weightledger.updater.push import Probe, Push, Receipt
 from weightledger.updater.torchrl import RayCollectorWeightUpdater
@@ -147,7 +148,8 @@ def test_weights_that_do_not_fit_change_no_worker_and_kill_none(tmp_path: Path, 
     updater, policy = steer(tmp_path, collector)
     with updater:
         collector.update_policy_weights_(train(policy, 1.0))
-        collector.update_policy_weights_(make_policy(5.0, width=2))
+        with pytest.warns(SyncWarning, match="bias"):
+            collector.update_policy_weights_(make_policy(5.0, width=2))
         assert statuses(report_of(updater)) == ["failed", "failed"]
         assert "bias" in report_of(updater).workers[0].error
         assert seen(collect(collector)) == {(1.0, 1, 1)}
@@ -324,7 +326,8 @@ def test_all_processes_of_a_nested_collector_hold_what_its_receipt_says(tmp_path
         assert (found.matches, found.drift) == (False, ("module.bias",))
         collector.update_policy_weights_()
         assert seen(collect(collector)) == {(1.0, 3, 3)}
-        collector.update_policy_weights_(make_policy(5.0, width=2))
+        with pytest.warns(SyncWarning, match="bias"):
+            collector.update_policy_weights_(make_policy(5.0, width=2))
         assert statuses(report_of(updater)) == ["failed"]
         assert seen(collect(collector)) == {(1.0, 3, 3)}
 
@@ -340,7 +343,8 @@ def test_a_nested_collector_that_lost_a_process_is_unknown_and_a_new_actor_gets_
         first, *_ = get(actor.__ray_call__.remote(lambda nested: [each.pid for each in nested.procs]))
         os.kill(first, signal.SIGKILL)
         train(policy, 2.0)
-        collector.update_policy_weights_()
+        with pytest.warns(SyncWarning, match="collector-0: failed"):
+            collector.update_policy_weights_()
         assert statuses(report_of(updater)) == ["failed"]
         assert report_of(updater).workers[0].held is None
         assert status_of(updater.registry, "collector-0").held is None
@@ -361,3 +365,26 @@ def test_a_collector_whose_processes_never_pause_is_refused_with_the_reason() ->
     assert "MultiSyncCollector" in receipt.error
     found: Any = receive_in_collector(collector, Probe(("registry", "default"), "policy", None))
     assert "MultiSyncCollector" in found.error
+
+
+def test_a_push_that_the_collectors_reject_from_the_first_on_stops_the_loop(
+    tmp_path: Path, collector: Any
+) -> None:
+    """Nothing else would: TorchRL drops the report, and the loop would train on frames of the initial weights."""
+    updater, _ = steer(tmp_path, collector, policy=make_policy(1.0, width=2))
+    with updater:
+        before = [value_in(actor) for actor in collector.remote_collectors]
+        with pytest.raises(SyncError, match=r"(?s)collector-1.*bias"):
+            collector.update_policy_weights_()
+        assert [value_in(actor) for actor in collector.remote_collectors] == before
+
+
+def test_whoever_asks_for_it_gets_every_failure_as_an_error(tmp_path: Path, collector: Any) -> None:
+    updater, policy = steer(tmp_path, collector, on_failure="raise")
+    with updater:
+        collector.update_policy_weights_(train(policy, 1.0))
+        with pytest.raises(SyncError, match="2 of 2 workers"):
+            collector.update_policy_weights_(make_policy(5.0, width=2))
+        assert seen(collect(collector)) == {(1.0, 1, 1)}
+    with pytest.raises(ValueError, match="on_failure"):
+        RayCollectorWeightUpdater(policy, registry=updater.registry, on_failure="print")  # type: ignore[arg-type]
