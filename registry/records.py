@@ -7,8 +7,9 @@ NaN and infinities as the text "nan", "inf", "-inf").
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -40,6 +41,53 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
         return {item.name: plain(getattr(self, item.name)) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        """Return the fields as a table, for notebooks."""
+        return html_table((name, _shown(value)) for name, value in self.to_dict().items())
+
+
+def html_table(rows: Iterable[Iterable[str]], head: Sequence[str] = ()) -> str:
+    """Return rows of text as an HTML table; every text is escaped.
+
+    Args:
+        rows: each row's cells. Without `head` the first cell of a row is its heading.
+        head: headings of the columns.
+    """
+    lines = ["<table>"]
+    if head:
+        lines.append(_html_row(head, "th"))
+    for row in rows:
+        first, *others = row
+        lines.append(_html_row([first, *others], "td", "td" if head else "th"))
+    return "\n".join([*lines, "</table>"])
+
+
+def _html_row(cells: Sequence[str], kind: str, first: str | None = None) -> str:
+    kinds = [first or kind, *[kind] * (len(cells) - 1)]
+    return (
+        "<tr>"
+        + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for tag, cell in zip(kinds, cells, strict=True))
+        + "</tr>"
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_shown(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return str(value)
+
+
+def _moment(value: datetime | None) -> str:
+    return "…" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
+
+
+def _number(version: int | None) -> str:
+    return "nothing known" if version is None else f"v{version}"
 
 
 @dataclass(frozen=True)
@@ -111,6 +159,13 @@ class Holding(Record):
     same_content_as: int | None = None
     """Set when a search for this version found the holding by its equal content under another number."""
 
+    def __repr__(self) -> str:
+        ended = self.state if self.ended_how is None else self.ended_how
+        return (
+            f"<Holding {self.worker} v{self.version} {ended}, "
+            f"{_moment(self.confirmed_at or self.pushed_at)} to {_moment(self.ended_at)}>"
+        )
+
 
 @dataclass(frozen=True)
 class WorkerStatus(Record):
@@ -137,6 +192,13 @@ class WorkerStatus(Record):
     detail: str
     """Why the state is what it is, in words."""
 
+    def __repr__(self) -> str:
+        pending = "" if self.pending is None else f", v{self.pending} pending"
+        target = "none" if self.target is None else f"v{self.target}"
+        return (
+            f"<WorkerStatus {self.name} {self.state}: holds {_number(self.held)}{pending}, target {target}>"
+        )
+
 
 @dataclass(frozen=True)
 class Pin(Record):
@@ -150,6 +212,10 @@ class Pin(Record):
     reason: str
     created_at: datetime
     run: str
+
+    def __repr__(self) -> str:
+        via = "" if self.ref == self.version else f" by alias {self.ref!r}"
+        return f"<Pin {self.worker} v{self.version}{via}>"
 
 
 @dataclass(frozen=True)
@@ -168,6 +234,14 @@ class Event(Record):
     worker: str | None
     reason: str
     details: Mapping[str, Any] = field(hash=False)
+
+    def __repr__(self) -> str:
+        about = [
+            *([] if self.version is None else [f"v{self.version}"]),
+            *([] if self.worker is None else [self.worker]),
+        ]
+        reason = f": {self.reason}" if self.reason else ""
+        return f"<Event {self.id} {' '.join([self.kind, *about])} by {self.user}{reason}>"
 
 
 @dataclass(frozen=True)

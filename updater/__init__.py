@@ -18,3 +18,7 @@ __all__ = [
     "acting",
     "held_version",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from weightledger.registry.errors import SyncError
-from weightledger.registry.records import Record
+from weightledger.registry.records import Record, html_table
 
 Status = Literal["synced", "current", "skipped", "superseded", "refused", "failed", "timeout", "dead"]
+
+_NAMED = 3
+"""Workers named in one line for each kind of failure."""
 
 FAILURES: frozenset[Status] = frozenset({"refused", "failed", "timeout", "dead"})
 
@@ -34,6 +37,11 @@ class WorkerOutcome(Record):
     rejected_first: bool = False
     """Whether the worker's own code rejected the first weights that it was sent by this updater: they do not fit, the
     policy is not found, or `apply` raised. The next ones will hardly fare better."""
+
+    def __repr__(self) -> str:
+        held = "holds nothing known" if self.held is None else f"holds v{self.held}"
+        error = f": {self.error}" if self.error else ""
+        return f"<WorkerOutcome {self.name} {self.status}, {held}{error}>"
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,30 @@ class SyncReport(Record):
         """Return the report as JSON-ready values."""
         return super().to_dict() | {"ok": self.ok}
 
+    def __str__(self) -> str:
+        """Return one line that a person reads: `v101: 996 synced, 3 timeout (env-3, env-7, env-9)`."""
+        by_status: dict[Status, list[str]] = {}
+        for outcome in self.workers.values():
+            by_status.setdefault(outcome.status, []).append(outcome.name)
+        parts = []
+        for status, names in by_status.items():
+            shown = ", ".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+            parts.append(f"{len(names)} {status}" + (f" ({shown})" if status in FAILURES else ""))
+        head = "no version" if self.version is None else f"v{self.version}"
+        return f"{head}: {', '.join(parts) or 'no workers'}"
+
+    def __repr__(self) -> str:
+        return f"<SyncReport {self}>"
+
+    def _repr_html_(self) -> str:
+        """Return the outcomes as a table, for notebooks."""
+        columns = ("name", "status", "held", "target", "error")
+        rows = (
+            ["–" if (value := getattr(outcome, name)) is None else str(value) for name in columns]
+            for outcome in self.workers.values()
+        )
+        return html_table(rows, head=columns)
+
 
 @dataclass(frozen=True)
 class Held(Record):
@@ -97,3 +129,8 @@ class Held(Record):
     """Names of the tensors that differ from what was sent."""
     incarnation: str | None
     error: str
+
+    def __repr__(self) -> str:
+        version = "nothing known" if self.version is None else f"v{self.version}"
+        found = "matches" if self.matches else self.error or "does not match"
+        return f"<Held {self.name} {version}: {found}>"

@@ -14,7 +14,7 @@ __all__ = ["Registry", "__version__"]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 def __getattr__(name: str) -> Any:
