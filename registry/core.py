@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
 from weightledger.registry.log import audit, schema, steering
-from weightledger.registry.log.engine import open_engine, use_write_ahead_log
+from weightledger.registry.log.engine import check_open, close_engine, open_engine, use_write_ahead_log
 from weightledger.registry.log.ledger import Ledger, Ref
 from weightledger.registry.log.runs import RunKeeper, policy_lock
 from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
@@ -108,14 +108,19 @@ class Registry:
 
     def for_policy(self, policy: str) -> Self:
         """Return the same registry, seen through another policy."""
+        check_open(self.engine)
         return type(self).open(self.location, policy=policy, create=False)
 
     def close(self) -> None:
-        """Release the database and the buffers. Closing twice is harmless."""
+        """Release the database and the buffers; every call after it raises `StorageError`, which says so.
+
+        Closing twice is harmless. A registry that is let go without it releases them, too.
+        """
         self._publisher = None
-        self.engine.dispose()
+        close_engine(self.engine)
 
     def __enter__(self) -> Self:
+        check_open(self.engine)
         return self
 
     def __exit__(
@@ -134,6 +139,7 @@ class Registry:
         """What turns weights into versions; for updaters that publish and distribute at the same time."""
         from weightledger.registry.store.publishing import Publisher
 
+        check_open(self.engine)
         if self._publisher is None or self._publisher.pid != os.getpid():
             self._publisher = Publisher(self.ledger, self.snapshots, self.location)
         return self._publisher

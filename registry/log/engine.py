@@ -5,6 +5,7 @@ Rules it keeps:
   "database is locked", whatever the time-out. `reading` and `writing` are the only ways in.
 - Opening never makes a file (`schema.ensure` does), so a wrong path cannot leave an empty database behind.
 - A connection belongs to the process that opened it. After `os.fork` the child opens its own.
+- An engine that nobody refers to any more closes its connections; one that was closed makes no new one.
 - SQLite's errors leave through `translate` as errors of this library that name the file. Broken constraints pass
   as `IntegrityError`, SQLAlchemy's or (from `statements`) the driver's: only the caller knows what they mean.
 """
@@ -21,10 +22,21 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
-from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, inspect
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    NullPool,
+    PoolProxiedConnection,
+    QueuePool,
+    create_engine,
+    event,
+    inspect,
+)
 from sqlalchemy.exc import StatementError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from weightledger.registry.errors import (
     CorruptionError,
@@ -56,6 +68,8 @@ class _Connection(sqlite3.Connection):
         self._owner = os.getpid()
         self.has_log = False
         """Whether the database had its write-ahead log when this connection was made."""
+        self.siblings: set[_Connection] = set()
+        """The open connections of its engine."""
         _connections.add(self)
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,6 +86,7 @@ class _Connection(sqlite3.Connection):
 
     def close(self) -> None:
         if self._owner == os.getpid():
+            self.siblings.discard(self)
             super().close()
 
     @contextmanager
@@ -94,8 +109,29 @@ class _Connection(sqlite3.Connection):
             )
 
 
+class _Openings:
+    """The open connections of one engine. It knows nothing of the engine, so that it can outlive it."""
+
+    def __init__(self) -> None:
+        self.connections: set[_Connection] = set()
+        self.closed = False
+
+    def check(self, path: Path) -> None:
+        if self.closed:
+            raise StorageError(
+                f"{path}: expected an open registry, but this one was closed; nothing was done. "
+                "Open it again with `Registry.open(...)`."
+            )
+
+    def close_idle(self) -> None:
+        for connection in list(self.connections):
+            # At the interpreter's end a daemon thread may be amid a transaction.
+            if not connection.in_transaction:
+                connection.close()
+
+
 _connections: WeakSet[_Connection] = WeakSet()
-_engines: WeakSet[Engine] = WeakSet()
+_engines: WeakKeyDictionary[Engine, _Openings] = WeakKeyDictionary()
 
 
 def _forget_inherited_connections() -> None:
@@ -103,7 +139,8 @@ def _forget_inherited_connections() -> None:
         # Even freeing the object would close the database, so the child keeps each one until it ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     _connections.clear()
-    for engine in list(_engines):
+    for engine, openings in list(_engines.items()):
+        openings.connections.clear()
         engine.dispose(close=False)
 
 
@@ -126,9 +163,18 @@ def open_engine(
         vfs: One of SQLite's other file layers, such as `"unix-dotfile"` where a file system has no locks.
     """
     path = Path(os.path.abspath(path))
+    openings = _Openings()
 
     def connect() -> _Connection:
-        return _connect(path, read_only, busy_seconds, vfs)
+        openings.check(path)
+        connection = _connect(path, read_only, busy_seconds, vfs)
+        connection.siblings = openings.connections
+        openings.connections.add(connection)
+        return connection
+
+    def give_back(connection: _Connection, record: PoolProxiedConnection | ConnectionPoolEntry) -> None:
+        if openings.closed:
+            record.invalidate()
 
     writable = _writable(path)
     # A thread that needs a connection never waits for another thread's. Where nothing can be written, each
@@ -143,8 +189,25 @@ def open_engine(
         **pool,
     )
     event.listen(engine, "begin", _begin)
-    _engines.add(engine)
+    event.listen(engine, "checkin", give_back)
+    _engines[engine] = openings
+    finalize(engine, openings.close_idle)
     return engine
+
+
+def close_engine(engine: Engine) -> None:
+    """Close every connection, those in use at the end of their transaction; whoever begins another one is refused."""
+    _engines[engine].closed = True
+    engine.dispose()
+
+
+def check_open(engine: Engine) -> None:
+    """Refuse an engine that was closed.
+
+    Raises:
+        StorageError: It was.
+    """
+    _engines[engine].check(database_path(engine))
 
 
 def database_path(engine: Engine) -> Path:
