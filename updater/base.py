@@ -84,8 +84,8 @@ class RemoteWeightUpdaterBase(ABC):
         max_interval: exactly so many consecutive `update_weights` calls that name a worker pass it by between two
             pushes; 0 for none.
         locate: where the policy is in a worker: a dotted attribute, or a callable that is given the worker.
-        apply: `apply(worker, weights, version)`, for workers that load weights in their own way; by default they are
-            copied in place.
+        apply: `apply(worker, weights, version)`, for workers that load weights in their own way; or
+            `"load_state_dict"`, for modules that do, by their method of that name. By default they are copied in place.
         timeout: seconds that one call waits for workers, all of them together.
         cast: let workers convert to their own dtype; what was converted is recorded.
         allow_nonfinite: send versions with NaN or infinity; True, or globs of the tensor names that may hold them.
@@ -113,7 +113,8 @@ class RemoteWeightUpdaterBase(ABC):
             locate=locate,
             timeout=timeout,
             allow_nonfinite=allow_nonfinite,
-            callables={"apply": apply, "extra": extra, "on_rollback": on_rollback},
+            apply=apply,
+            callables={"extra": extra, "on_rollback": on_rollback},
         )
         self.policy_weights = policy_weights
         self.registry = registry
@@ -741,7 +742,7 @@ class RemoteWeightUpdaterBase(ABC):
             nbytes=server.nbytes,
             locate=self.locate,
             apply=self.apply,
-            structure=server.structure if self.apply is not None else None,
+            structure=server.structure if callable(self.apply) else None,
             cast=self.cast,
             patience=patience,
         )

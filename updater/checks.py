@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from weightledger.registry import Registry
+from weightledger.updater.push import LOAD_STATE_DICT
 
 
 def check_options(
@@ -17,6 +18,7 @@ def check_options(
     locate: Any,
     timeout: Any,
     allow_nonfinite: Any,
+    apply: Any,
     callables: dict[str, Any],
 ) -> None:
     """Refuse options of another kind than an updater understands.
@@ -47,6 +49,8 @@ def check_options(
             "allow_nonfinite must be True, False, or a list of globs of tensor names, "
             f"found {allow_nonfinite!r}"
         )
+    if apply is not None and apply != LOAD_STATE_DICT and not callable(apply):
+        raise TypeError(f"apply must be a callable, {LOAD_STATE_DICT!r} or None, found {apply!r}")
     for name, value in callables.items():
         if value is not None and not callable(value):
             raise TypeError(f"{name} must be a callable or None, found {value!r}")

@@ -63,7 +63,8 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         registry: where versions are kept.
         names: lasting names of the workers in the registry; by default the actor's Ray name, else `collector-<i>`.
         locate: where the policy is in an actor: a dotted attribute, or a callable that is given the actor.
-        apply: `apply(actor, weights, version)` for actors that load own, writable tensors in their own way.
+        apply: `apply(actor, weights, version)` for actors that load own, writable tensors in their own way; or
+            `"load_state_dict"` for modules that do, by their method of that name.
         timeout: seconds that one call waits for workers, all of them together.
         cast: let workers convert to their own dtype; what was converted is recorded.
         allow_nonfinite: send versions with NaN or infinity; True, or globs of the tensor names that may hold them.

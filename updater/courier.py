@@ -58,5 +58,5 @@ def open_parcel(actor: Any, parcel: bytes, payload: Any = None) -> Receipt | Ins
 
 
 def _is_plain(instruction: Push | Probe | None) -> bool:
-    own = isinstance(instruction, Push) and instruction.apply is not None
+    own = isinstance(instruction, Push) and callable(instruction.apply)
     return instruction is not None and isinstance(instruction.locate, str) and not own

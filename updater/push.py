@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Locate = str | Callable[[Any], Any]
 """A dotted attribute of the worker object, or a callable that is given the object and returns the target."""
 
-Apply = Callable[[Any, Any, int], Any]
-"""`apply(worker, weights, version)`: loads own, writable tensors in the worker's own way."""
+LOAD_STATE_DICT: Final = "load_state_dict"
+
+Apply = Callable[[Any, Any, int], Any] | Literal["load_state_dict"]
+"""`apply(worker, weights, version)`: loads own, writable tensors in the worker's own way. `"load_state_dict"`: the
+module that `locate` finds does, by its method of that name."""
 
 Series = tuple[str, str]
 """Registry UUID and policy: what a worker holds is known for each of them."""
@@ -38,7 +41,7 @@ class Push:
     locate: Locate
     apply: Apply | None = None
     structure: dict[str, Any] | None = field(default=None, repr=False)
-    """How `apply` gets its weights put together; None without `apply`."""
+    """How a function `apply` gets its weights put together; None without one."""
     cast: bool = False
     patience: float = 60.0
     """Seconds that the worker may wait for its own `acting` blocks to end."""

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
-from weightledger.updater.push import Inspection, Locate, Note, Probe, Push, Receipt, Series
+from weightledger.updater.push import LOAD_STATE_DICT, Inspection, Locate, Note, Probe, Push, Receipt, Series
 
 _ATTRIBUTE = "_weightledger_held"
 # Objects with __slots__; each is kept alive by its entry, so an id is never taken over by another object.
@@ -238,8 +238,9 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     from weightledger.registry.errors import InvalidWeightsError
     from weightledger.registry.weights import codec
     from weightledger.registry.weights.payload import parse
-    from weightledger.registry.weights.restore import copy_into, live_digest
+    from weightledger.registry.weights.restore import NotPutBackError, copy_into, live_digest
 
+    apply = push.apply if callable(push.apply) else None
     target: Any = None
     weights: Any = None
     # From here to the copy anything that goes wrong leaves the worker with what it held.
@@ -248,7 +249,7 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
             raise ValueError(f"expected {push.nbytes} bytes of v{push.version}, received {payload.nbytes}")
         parsed = parse(payload, f"v{push.version} as received", known=state.openings.get(push.series))
         state.openings[push.series] = parsed.opening
-        if push.apply is None:
+        if apply is None:
             target = _target(worker, push.locate)
         else:
             assert push.structure is not None
@@ -256,14 +257,17 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
         return _receipt(state, push, "kept", before=before, error=_text(error))
     cast: tuple[str, ...] = ()
-    if push.apply is None:
+    if apply is None:
+        own, plans = push.apply == LOAD_STATE_DICT, state.plans_for(push.series, target)
         try:
-            cast = copy_into(parsed, target, cast=push.cast, plans=state.plans_for(push.series, target)).cast
+            cast = copy_into(parsed, target, cast=push.cast, own=own, plans=plans).cast
+        except NotPutBackError:
+            raise
         except InvalidWeightsError as error:
             return _receipt(state, push, "kept", before=before, error=_text(error))
     else:
         state.note(push.series, None)
-        answer = push.apply(worker, weights, push.version)
+        answer = apply(worker, weights, push.version)
         if answer is False or (isinstance(answer, dict) and answer.get("ok") is False):
             raise RuntimeError(f"apply answered {answer!r}")
     # What was cast on the way is other content than was sent.

@@ -198,7 +198,7 @@ class Update:
             situation,
             lambda: self._up._skip_update(seat.id),
             allow_nonfinite=self._up.allow_nonfinite,
-            relabels=self._up.apply is None,
+            relabels=not callable(self._up.apply),
         )
 
     def _check_lives(self, works: list[_Work]) -> list[Settlement]:

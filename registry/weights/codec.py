@@ -15,8 +15,9 @@ Rules:
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -72,7 +73,7 @@ def flatten(weights: object, *, where: str = "weights") -> Content:
     if _is_tensordict(weights):
         return _flatten(weights, "tensordict", where)
     if isinstance(weights, nn.Module):
-        return _flatten(weights.state_dict(keep_vars=True), "module", where)
+        return _flatten(state_of(weights), "module", where)
     if isinstance(weights, Mapping):
         return _flatten(weights, "mapping", where)
     # The state dict of a tensorclass would lack its text.
@@ -90,6 +91,26 @@ def flatten_extra(extra: object, *, where: str = "extra") -> Content:
         InvalidWeightsError: Something in it cannot be kept; names every such key and why.
     """
     return _flatten(extra, "extra", where)
+
+
+def state_of(module: nn.Module) -> Mapping[str, Any]:
+    """Return a module's state dict, with the tensors themselves in it.
+
+    Raises:
+        InvalidWeightsError: Its own code raised, or gave something else.
+    """
+    plain = type(module).state_dict is nn.Module.state_dict or accepts(module.state_dict, "keep_vars")
+    try:
+        state = module.state_dict(keep_vars=True) if plain else module.state_dict()
+    except Exception as error:  # Whatever a module's own code raises, it is the module that cannot be kept.
+        raise InvalidWeightsError(
+            f"the state_dict of {_type(module)} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(state, Mapping):
+        raise InvalidWeightsError(
+            f"the state_dict of {_type(module)} gave a {_type(state)}, expected a mapping of tensors"
+        )
+    return state
 
 
 def survey(root: object) -> Walk:
@@ -287,6 +308,15 @@ class Walk:
 
 
 # ---------------------------------------------------------------------- small questions
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Tell whether a function takes an argument of that name; one that does not say is taken to."""
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
 
 
 def _plain_sequence(item: Any, depth: int = values.MAX_DEPTH) -> bool:

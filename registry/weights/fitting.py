@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from weightledger.registry.weights.live import Live, align, identity, look_at, s
 from weightledger.registry.weights.memory import Memory
 from weightledger.registry.weights.moves import Moves
 from weightledger.registry.weights.payload import Payload
+from weightledger.registry.weights.proof import loads_in_its_way, prove, shapes_its_state
 
 
 @dataclass
@@ -43,6 +44,11 @@ class Plan:
     """Places that must hold the same bytes, since the target keeps both in one tensor."""
     overlaps: list[list[Write]]
     """Targets that share some of their memory."""
+    loaded: dict[str, str] | None
+    """Names that the target module takes by its own `load_state_dict` → snapshot name; None when all is copied in
+    place. Only the non-persistent buffers are in `groups` otherwise."""
+    steady: bool
+    """Whether the target will show the same tensors again while its objects stay the same."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,22 @@ class Group:
     """How their bytes come there, where torch does not copy them."""
 
 
-def make_plan(payload: Payload, target: object, cast: bool) -> Plan:
+def make_plan(payload: Payload, target: object, cast: bool, own: bool = False) -> Plan:
     """Check a target against a snapshot's names, shapes and types.
+
+    Args:
+        own: Whether a module is to load in its own way even if it could be written to in place.
 
     Raises:
         InvalidWeightsError: It does not fit; the text lists every problem.
     """
     live = look_at(target)
+    if own and live.module is None:
+        raise InvalidWeightsError(
+            f"expected a module, which loads by its own load_state_dict, found a {type(target).__qualname__}, which is "
+            "written to in place: leave apply= out, or locate the module"
+        )
+    objects = identity(target)
     layout, by_name = payload.layout, payload.layout.by_name
     stored = by_name.keys() | payload.values.keys()
     renamed = align(live.all_names(), set(stored))
@@ -98,41 +113,63 @@ def make_plan(payload: Payload, target: object, cast: bool) -> Plan:
     writes: list[Write] = []
     must_equal: list[tuple[str, Spec, Spec]] = []
     every = {**live.tensors, **live.optional}
+    shown = {name: tensor for name, tensor in every.items() if live.extra_of(renamed[name]) is None}
+    proof = prove(shown, live.numpy, objects)
+    loads = own or bool(proof.strangers) or (live.module is not None and loads_in_its_way(live.module))
+    if live.module is None:
+        problems += [_stranger(name) for name in proof.strangers]
+    loaded: dict[str, str] | None = {} if loads and live.module is not None else None
     for tied in tied_groups(every):
         regular = [name for name in tied if live.extra_of(renamed[name]) is None]
         present = [name for name in regular if renamed[name] in by_name]
         if not present:
             missing += [name for name in regular if name not in live.optional]
             continue
-        problems += _fit(live, present, renamed, every[present[0]], by_name, cast)
+        problems += _fit(present, renamed, every[present[0]], by_name, cast)
         first = by_name[renamed[present[0]]]
+        if loaded is not None:
+            loaded |= {name: first.name for name in regular if name in live.tensors}
+        else:
+            problems += _unwritable(present[0], every[present[0]], live.numpy.get(present[0]))
         writes.append(Write(present[0], renamed[present[0]], first, every[present[0]]))
-        shown = " and ".join(repr(name) for name in present)
+        tie = " and ".join(repr(name) for name in present)
         others = (by_name[renamed[name]] for name in present[1:])
-        must_equal += [(shown, first, other) for other in others if other is not first]
+        must_equal += [(tie, first, other) for other in others if other is not first]
     unexpected = stored - set(renamed.values())
     unexpected -= {name for name in unexpected if live.extra_of(name) is not None}
     problems += _absences(live, sorted(missing), sorted(unexpected), payload, renamed)
     if problems:
         fail(problems)
 
-    scalars = {
-        write.own: write.stored for write in writes if isinstance(live.numpy.get(write.own), np.generic)
-    }
-    writes = [write for write in writes if write.own not in scalars]
     converted = sorted(write.own for write in writes if leaves.CODES[write.tensor.dtype] != write.spec.code)
+    scalars = {
+        write.own: write.stored
+        for write in writes
+        if loaded is None and isinstance(live.numpy.get(write.own), np.generic)
+    }
+    left = scalars if loaded is None else loaded
+    writes = [write for write in writes if write.own not in left]
     return Plan(
         layout.fingerprint,
         cast,
-        identity(target),
+        objects,
         live,
         renamed,
         scalars,
         tuple(converted),
         _grouped(writes, layout.specs),
-        Memory(write.tensor for write in writes),
+        Memory([*(write.tensor for write in writes), *proof.watched]),
         must_equal,
         _overlapping(writes),
+        loaded,
+        loaded is None and (live.module is None or not shapes_its_state(live.module)),
+    )
+
+
+def _stranger(name: str) -> str:
+    return (
+        f"{name!r} is made anew at each look at the target, so that what is written to it is lost: pass a module, a "
+        "TensorDict or a dictionary that holds the tensors themselves"
     )
 
 
@@ -144,18 +181,20 @@ def _missing_values(live: Live, payload: Payload, renamed: dict[str, str]) -> li
     return missing + list(extras)
 
 
-def _fit(
-    live: Live, tied: list[str], renamed: dict[str, str], tensor: Tensor, by_name: dict[str, Spec], cast: bool
-) -> Iterator[str]:
+def _unwritable(name: str, tensor: Tensor, array: Any) -> Iterator[str]:
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        yield f"{tied[0]!r} is an expanded view in the target, several elements of one memory: make it .contiguous()"
+        yield f"{name!r} is an expanded view in the target, several elements of one memory: make it .contiguous()"
     if tensor.is_conj() or tensor.is_neg():
-        yield f"{tied[0]!r} is a lazily conjugated or negated view in the target: resolve it first"
-    array = live.numpy.get(tied[0])
+        yield f"{name!r} is a lazily conjugated or negated view in the target: resolve it first"
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        yield f"{tied[0]!r} is a read-only array in the target: pass a writable one"
+        yield f"{name!r} is a read-only array in the target: pass a writable one"
     elif isinstance(array, np.ndarray) and any(stride < 0 for stride in array.strides):
-        yield f"{tied[0]!r} is a reversed view of an array in the target: pass the array itself"
+        yield f"{name!r} is a reversed view of an array in the target: pass the array itself"
+
+
+def _fit(
+    tied: list[str], renamed: dict[str, str], tensor: Tensor, by_name: dict[str, Spec], cast: bool
+) -> Iterator[str]:
     for name in tied:
         spec = by_name[renamed[name]]
         if tensor.shape != spec.shape:
@@ -208,7 +247,7 @@ def _prefixes(missing: list[str], unexpected: list[str]) -> list[str]:
 
 def _overlapping(writes: list[Write]) -> list[list[Write]]:
     spans = sorted(
-        ((str(write.tensor.device), write.tensor.data_ptr(), _end(write.tensor)), at)
+        ((str(write.tensor.device), write.tensor.data_ptr(), leaves.end(write.tensor)), at)
         for at, write in enumerate(writes)
         if write.tensor.numel()
     )
@@ -222,11 +261,6 @@ def _overlapping(writes: list[Write]) -> list[list[Write]]:
             reach = 0
         device, reach = where, max(reach, end)
     return [cluster for cluster in clusters if len(cluster) > 1]
-
-
-def _end(tensor: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def check_content(plan: Plan, payload: Payload) -> None:
@@ -250,7 +284,7 @@ def _torn(cluster: list[Write], payload: Payload) -> str | None:
     low = min(write.tensor.data_ptr() for write in cluster)
     stored = payload.tensors()
     with torch.inference_mode(False), torch.no_grad():
-        scratch = torch.empty(max(_end(write.tensor) for write in cluster) - low, dtype=torch.uint8)
+        scratch = torch.empty(max(leaves.end(write.tensor) for write in cluster) - low, dtype=torch.uint8)
         aside = []
         for write in cluster:
             tensor, item = write.tensor, write.tensor.element_size()
@@ -262,13 +296,9 @@ def _torn(cluster: list[Write], payload: Payload) -> str | None:
             aside[-1].copy_(stored[write.stored])
         for write, rehearsed in zip(cluster, aside, strict=True):
             wanted = stored[write.stored].to(rehearsed.dtype)
-            if not torch.equal(_row_of_bytes(rehearsed), _row_of_bytes(wanted)):
+            if not leaves.equal(rehearsed, wanted):
                 return f"{shown} overlap in the target's memory, and the snapshot differs in the part that they share"
     return None
-
-
-def _row_of_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def fail(problems: list[str]) -> NoReturn:

@@ -90,6 +90,24 @@ def same_memory(tensor: torch.Tensor) -> tuple[object, ...]:
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, *bits)
 
 
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors have one type, one shape and the same bytes: NaN equals itself, 0.0 not -0.0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(_row_of_bytes(one), _row_of_bytes(other))
+
+
+def _row_of_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return tensor.view(-1).view(torch.uint8)
+
+
+def end(tensor: torch.Tensor) -> int:
+    """Return the address behind a tensor's last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
 def _wrapper(tensor: torch.Tensor) -> str:
     kind = type(tensor)
     if tensor.is_nested:

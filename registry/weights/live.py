@@ -21,6 +21,7 @@ from weightledger.registry.values import Json
 from weightledger.registry.weights import codec, leaves, names
 from weightledger.registry.weights.digest import content_digest, tensor_hash, value_hash
 from weightledger.registry.weights.names import Path
+from weightledger.registry.weights.structure import Node
 
 _PARTLESS: Final = leaves.PLAIN_CLASSES | {type(None)}
 
@@ -40,6 +41,10 @@ class Live:
     values: dict[str, Json]
     numpy: dict[str, Any]
     paths: dict[str, Path]
+    tree: Node
+    """How the root holds its leaves, for `structure.rebuild`."""
+    ties: dict[str, str]
+    """Each further name of a tensor → the first one."""
     optional: dict[str, Tensor] = field(default_factory=dict)
     """Non-persistent buffers: written when a snapshot has them, left alone when it does not."""
     refused: set[str] = field(default_factory=set)
@@ -70,7 +75,7 @@ def look_at(target: object) -> Live:
     if td is not None and isinstance(target, td.TensorDictBase):
         module, root = None, target
     elif isinstance(target, nn.Module):
-        module, root = target, target.state_dict(keep_vars=True)
+        module, root = target, codec.state_of(target)
     elif isinstance(target, Mapping):
         module, root = None, target
     else:
@@ -80,7 +85,7 @@ def look_at(target: object) -> Live:
     walk = codec.survey(root)
     tensors = dict(walk.tensors)
     tensors.update({alias: walk.tensors[first] for alias, first in walk.ties.items()})
-    live = Live(root, module, tensors, walk.values, walk.numpy, walk.paths)
+    live = Live(root, module, tensors, walk.values, walk.numpy, walk.paths, walk.tree, walk.ties)
     live.refused, live.problems = walk.refused, walk.problems
     if module is not None:
         _add_module_parts(live, module)
@@ -180,6 +185,11 @@ def _step(holder: Any, key: Any) -> Any:
     return found.data if type(found).__name__ == "NonTensorData" else found
 
 
+def canonical(key: str) -> str:
+    """Return the canonical name that a key of a state dict stands for."""
+    return names.final(names.join(None, key, leaf=True))
+
+
 def identity(target: object) -> list[object]:
     """List the objects that a target consists of, keys too: as long as all are the same, so are names and leaves."""
     td = sys.modules.get("tensordict")
@@ -201,6 +211,15 @@ def identity(target: object) -> list[object]:
                 # Those of scripted modules are no mappings, but have their methods.
                 found += children.keys()
                 _take(children.values(), found, stack)
+            # Another hook may show other tensors, or refresh what was derived from them.
+            for hooks in (
+                item._state_dict_hooks,
+                item._state_dict_pre_hooks,
+                item._load_state_dict_pre_hooks,
+                item._load_state_dict_post_hooks,
+            ):
+                if hooks:
+                    found += hooks.values()
         elif isinstance(item, Mapping):
             found += item
             _take(item.values(), found, stack)
@@ -228,9 +247,9 @@ def _all_wrapped(found: Iterable[str]) -> bool:
 
 
 def _add_module_parts(live: Live, module: nn.Module) -> None:
-    persistent = {_canonical(key) for key in live.root}
+    persistent = {canonical(key) for key in live.root}
     for key, buffer in module.named_buffers(remove_duplicate=False):
-        name = _canonical(key)
+        name = canonical(key)
         if name in persistent:
             continue
         reason = leaves.refusal(buffer)
@@ -241,11 +260,7 @@ def _add_module_parts(live: Live, module: nn.Module) -> None:
     for prefix, part in module.named_modules(remove_duplicate=False):
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             key = f"{prefix}.{names.EXTRA_STATE}" if prefix else names.EXTRA_STATE
-            live.extras[_canonical(key)] = part
-
-
-def _canonical(key: str) -> str:
-    return names.final(names.join(None, key, leaf=True))
+            live.extras[canonical(key)] = part
 
 
 def _hash_of(live: Live, name: str) -> str:

@@ -13,30 +13,28 @@ Rules:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weightledger.registry import values
 from weightledger.registry.errors import InvalidWeightsError
-from weightledger.registry.weights import structure
 from weightledger.registry.weights.digest import value_hash
 from weightledger.registry.weights.fitting import (
     Plan,
     check_content,
-    fail,
     make_plan,
     still_good,
 )
 from weightledger.registry.weights.live import live_digest, set_at
+from weightledger.registry.weights.loading import Former, NotPutBackError, load, set_extra_states
 from weightledger.registry.weights.payload import Payload
 
-__all__ = ["CopyResult", "Plan", "check_fit", "copy_into", "live_digest"]
+__all__ = ["CopyResult", "NotPutBackError", "Plan", "check_fit", "copy_into", "live_digest"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,21 @@ class CopyResult:
 
 
 def copy_into(
-    payload: Payload, target: object, *, cast: bool = False, plans: dict[int, Plan] | None = None
+    payload: Payload,
+    target: object,
+    *,
+    cast: bool = False,
+    own: bool = False,
+    plans: dict[int, Plan] | None = None,
 ) -> CopyResult:
-    """Write a snapshot into a live target, in place.
+    """Write a snapshot into a live target: in place, or by its own `load_state_dict` if that is how a module works.
 
     Args:
         payload: The snapshot, verified.
         target: A module, TensorDict or mapping of tensors (nested too; a state dict writes into its module's
             tensors, but extra state only into the dict).
         cast: Whether a tensor may have another dtype than the snapshot's.
+        own: Whether a module is to load by its own `load_state_dict` in any case.
         plans: A dictionary that the caller keeps for its targets: while layout and target stay the same, the checks
             are not made again. It keeps the targets alive.
 
@@ -64,27 +68,28 @@ def copy_into(
         Which names were converted.
 
     Raises:
-        InvalidWeightsError: The snapshot does not fit; the text lists every problem. The target is unchanged.
+        InvalidWeightsError: The snapshot does not fit, or the target did not take it; the text names what. The target
+            is unchanged.
+        NotPutBackError: The target's own code did not load it, nor what was there before.
     """
-    plan = _plan(payload, target, cast, plans)
-    check_content(plan, payload)
     with ExitStack() as undo:
-        if plan.live.extras:
-            _set_extra_states(plan, payload, undo)
-            if still_good(plan, payload, target, cast) is None:
-                # A module may replace its tensors, or their memory, when it takes its extra state.
-                plan = make_plan(payload, target, cast)
-                _keep(plans, target, plan)
-        _set_values(plan, payload, undo)
+        plan = _ready(payload, target, cast, own, plans, undo)
+        if plan.loaded is not None:
+            load(plan, payload, lambda: _copy_rest(plan, payload, target))
+        else:
+            _set_values(plan, payload, undo)
         undo.pop_all()
-    _copy(plan, payload)
+    if plan.loaded is None:
+        _copy(plan, payload)
     return CopyResult(plan.cast)
 
 
 def check_fit(
     payload: Payload, target: object, *, cast: bool = False, plans: dict[int, Plan] | None = None
 ) -> None:
-    """Find out whether a snapshot fits a target, and write nothing.
+    """Find out whether a snapshot fits a target, which holds afterwards what it holds now.
+
+    A module that loads in its own way shows it by doing so; what it held is put back.
 
     Args:
         payload: The snapshot, verified.
@@ -94,16 +99,50 @@ def check_fit(
 
     Raises:
         InvalidWeightsError: It does not; the text lists every problem, as that of `copy_into` would.
+        NotPutBackError: As in `copy_into`.
     """
-    check_content(_plan(payload, target, cast, plans), payload)
+    with ExitStack() as undo:
+        plan = _ready(payload, target, cast, False, plans, undo)
+        if plan.loaded is not None:
+            load(plan, payload, lambda: _copy_rest(plan, payload, target), keep=False)
 
 
-def _plan(payload: Payload, target: object, cast: bool, plans: dict[int, Plan] | None) -> Plan:
-    plan = None if plans is None else still_good(plans.get(id(target)), payload, target, cast)
+def _ready(
+    payload: Payload,
+    target: object,
+    cast: bool,
+    own: bool,
+    plans: dict[int, Plan] | None,
+    undo: ExitStack,
+) -> Plan:
+    """Check everything, and set extra states, which may fail; `undo` puts back what was set."""
+    plan = _plan(payload, target, cast, own, plans)
+    check_content(plan, payload)
+    if plan.loaded is None and plan.live.extras:
+        undo.callback(Former(plan.live).put_back, "the target did not take its extra state")
+        if not set_extra_states(plan, payload):
+            # It may follow from the tensors, which come first when a module loads.
+            undo.close()
+            plan = make_plan(payload, target, cast, own=True)
+        elif still_good(plan, payload, target, cast) is None:
+            # A module may replace its tensors, or their memory, when it takes its extra state.
+            plan = make_plan(payload, target, cast)
+            _keep(plans, target, plan)
+    return plan
+
+
+def _plan(payload: Payload, target: object, cast: bool, own: bool, plans: dict[int, Plan] | None) -> Plan:
+    plan = None if plans is None or own else still_good(plans.get(id(target)), payload, target, cast)
     if plan is None:
-        plan = make_plan(payload, target, cast)
+        plan = make_plan(payload, target, cast, own)
         _keep(plans, target, plan)
     return plan
+
+
+def _copy_rest(plan: Plan, payload: Payload, target: object) -> None:
+    if plan.groups:
+        # Loading may have given non-persistent buffers other memory.
+        _copy(make_plan(payload, target, plan.cast_allowed, own=True), payload)
 
 
 def _copy(plan: Plan, payload: Payload) -> None:
@@ -123,41 +162,8 @@ def _copy(plan: Plan, payload: Payload) -> None:
 
 def _keep(plans: dict[int, Plan] | None, target: object, plan: Plan) -> None:
     # Plain values live in containers that tell nobody when they change, so each restore looks at them anew.
-    if plans is not None and not plan.live.values and not plan.scalars:
+    if plans is not None and plan.steady and not plan.live.values and not plan.scalars:
         plans[id(target)] = plan
-
-
-def _set_extra_states(plan: Plan, payload: Payload, undo: ExitStack) -> None:
-    for name, part in plan.live.extras.items():
-        state = _extra_state(payload, name)
-        with _explaining(f"the extra state {name!r} of the target could not be read"):
-            before = copy.deepcopy(part.get_extra_state())
-        undo.callback(_give_extra_state, part, before)
-        with _explaining(f"the target refused the extra state {name!r}"):
-            _give_extra_state(part, state)
-
-
-def _give_extra_state(part: nn.Module, state: Any) -> None:
-    with torch.no_grad():
-        part.set_extra_state(state)
-
-
-def _extra_state(payload: Payload, name: str) -> Any:
-    if name in payload.values:
-        return values.decode(payload.values[name])
-    if payload.structure is None and name not in payload.layout.by_name:
-        fail([f"the extra state {name!r} has parts, and the snapshot does not say how they are held"])
-    # Copies, since a module keeps what it is given, and this memory is soon another version's.
-    with torch.inference_mode(False), torch.no_grad():
-        own = {
-            each: tensor.clone()
-            for each, tensor in payload.tensors().items()
-            if each == name or each.startswith(f"{name}.")
-        }
-    if name in own:
-        return own[name]
-    assert payload.structure is not None
-    return structure.rebuild_part(payload.structure, own, payload.values, name)
 
 
 def _set_values(plan: Plan, payload: Payload, undo: ExitStack) -> None:

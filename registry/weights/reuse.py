@@ -12,6 +12,7 @@ from torch import nn
 from weightledger.registry.weights.codec import Content, flatten
 from weightledger.registry.weights.live import identity, same
 from weightledger.registry.weights.memory import Memory
+from weightledger.registry.weights.proof import prove, shapes_its_state
 
 
 class Flattener:
@@ -32,28 +33,21 @@ class Flattener:
         if self._content is not None and self._unchanged(objects):
             return self._content
         content = flatten(weights, where=where)
-        self._content = content if _steady(weights, content, objects) else None
-        if self._content is not None:
-            self._objects = objects
-            self._memory = Memory(content.tensors.values())
+        self._content = None
+        if content.values or _speaks_for_itself(weights):
+            return content
+        proof = prove(content.tensors, {}, objects)
+        if not proof.strangers:
+            self._content, self._objects = content, objects
+            self._memory = Memory([*content.tensors.values(), *proof.watched])
         return content
 
     def _unchanged(self, objects: list[object]) -> bool:
         return same(objects, self._objects) and self._memory.unchanged()
 
 
-def _steady(weights: object, content: Content, objects: list[object]) -> bool:
-    if content.values or not {id(tensor) for tensor in content.tensors.values()} <= set(map(id, objects)):
+def _speaks_for_itself(weights: object) -> bool:
+    if not isinstance(weights, nn.Module):
         return False
-    return not isinstance(weights, nn.Module) or not any(map(_speaks_for_itself, weights.modules()))
-
-
-def _speaks_for_itself(module: nn.Module) -> bool:
-    kind = type(module)
-    return bool(
-        module._state_dict_hooks
-        or module._state_dict_pre_hooks
-        or kind.state_dict is not nn.Module.state_dict
-        or kind._save_to_state_dict is not nn.Module._save_to_state_dict
-        or kind.get_extra_state is not nn.Module.get_extra_state
-    )
+    every = (type(part).get_extra_state is not nn.Module.get_extra_state for part in weights.modules())
+    return shapes_its_state(weights) or any(every)
