@@ -67,6 +67,10 @@ def _is_marked(hook: Any) -> bool:
     return function is not None and getattr(function, "__marked__", None) is function
 
 
+def _frozen(globs: bool | Collection[str]) -> bool | tuple[str, ...]:
+    return globs if isinstance(globs, bool) else tuple(globs)
+
+
 class _CopiedError(BaseException):
     """Ends `_get_server_weights` once the copy is made. No `Exception`: a hook's own handlers must not catch it."""
 
@@ -744,6 +748,7 @@ class RemoteWeightUpdaterBase(ABC):
             apply=self.apply,
             structure=server.structure if callable(self.apply) else None,
             cast=self.cast,
+            allow_nonfinite=_frozen(self.allow_nonfinite),
             patience=patience,
         )
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
+
+from weightledger.registry.weights.names import is_allowed
 
 Action = Literal["push", "relabel", "current", "skip", "refuse", "wait"]
 
@@ -86,10 +87,7 @@ def decide(
 
 def refused_tensors(nonfinite: Sequence[str], allow_nonfinite: bool | Collection[str]) -> tuple[str, ...]:
     """Return the names whose NaN or infinity is not allowed."""
-    if not nonfinite or allow_nonfinite is True:
-        return ()
-    globs = () if allow_nonfinite is False else allow_nonfinite
-    return tuple(name for name in nonfinite if not any(fnmatchcase(name, glob) for glob in globs))
+    return tuple(name for name in nonfinite if not is_allowed(name, allow_nonfinite))
 
 
 def within_interval(passed_by: int, max_interval: int) -> bool:

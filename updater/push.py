@@ -43,6 +43,8 @@ class Push:
     structure: dict[str, Any] | None = field(default=None, repr=False)
     """How a function `apply` gets its weights put together; None without one."""
     cast: bool = False
+    allow_nonfinite: bool | tuple[str, ...] = False
+    """Whether finite numbers may become infinite when they are cast; or globs of the tensors in which they may."""
     patience: float = 60.0
     """Seconds that the worker may wait for its own `acting` blocks to end."""
 

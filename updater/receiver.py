@@ -260,7 +260,9 @@ def _carry_out(state: _State, worker: Any, push: Push, payload: Any) -> Receipt:
     if apply is None:
         own, plans = push.apply == LOAD_STATE_DICT, state.plans_for(push.series, target)
         try:
-            cast = copy_into(parsed, target, cast=push.cast, own=own, plans=plans).cast
+            cast = copy_into(
+                parsed, target, cast=push.cast, allow_nonfinite=push.allow_nonfinite, own=own, plans=plans
+            ).cast
         except NotPutBackError:
             raise
         except InvalidWeightsError as error:

@@ -6,7 +6,7 @@ of the same objects over the same memory; what depends on a snapshot's bytes is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from weightledger.registry.errors import InvalidWeightsError
 from weightledger.registry.weights import leaves, raw
+from weightledger.registry.weights.casting import loss
 from weightledger.registry.weights.layout import Spec
 from weightledger.registry.weights.live import Live, align, identity, look_at, same, tied_groups
 from weightledger.registry.weights.memory import Memory
 from weightledger.registry.weights.moves import Moves
+from weightledger.registry.weights.names import is_allowed
 from weightledger.registry.weights.payload import Payload
 from weightledger.registry.weights.proof import loads_in_its_way, prove, shapes_its_state
 
@@ -36,7 +38,8 @@ class Plan:
     """Target name → snapshot name."""
     scalars: dict[str, str]
     """NumPy scalars of the target, which are replaced instead of written to → snapshot name."""
-    cast: tuple[str, ...]
+    cast: tuple[Write, ...]
+    """Those whose type differs from the snapshot's."""
     groups: list[Group]
     memory: Memory
     """What is written to, as it was when it was checked."""
@@ -141,7 +144,7 @@ def make_plan(payload: Payload, target: object, cast: bool, own: bool = False) -
     if problems:
         fail(problems)
 
-    converted = sorted(write.own for write in writes if leaves.CODES[write.tensor.dtype] != write.spec.code)
+    converted = tuple(write for write in writes if leaves.CODES[write.tensor.dtype] != write.spec.code)
     scalars = {
         write.own: write.stored
         for write in writes
@@ -156,7 +159,7 @@ def make_plan(payload: Payload, target: object, cast: bool, own: bool = False) -
         live,
         renamed,
         scalars,
-        tuple(converted),
+        converted,
         _grouped(writes, layout.specs),
         Memory([*(write.tensor for write in writes), *proof.watched]),
         must_equal,
@@ -263,8 +266,16 @@ def _overlapping(writes: list[Write]) -> list[list[Write]]:
     return [cluster for cluster in clusters if len(cluster) > 1]
 
 
-def check_content(plan: Plan, payload: Payload) -> None:
-    """Check what depends on the bytes, which a plan for the same layout cannot know."""
+def check_content(plan: Plan, payload: Payload, allow_nonfinite: bool | Collection[str] = False) -> None:
+    """Check what depends on the bytes, which a plan for the same layout cannot know.
+
+    Args:
+        allow_nonfinite: Whether finite numbers may become infinite when they are converted; or globs of the names,
+            as the snapshot has them, in which they may.
+
+    Raises:
+        InvalidWeightsError: The target cannot hold them; the text names every tensor.
+    """
     data = payload.buffer[payload.layout.data_start :]
     problems = [
         f"{shown} are one tensor in the target, and differ in the snapshot"
@@ -273,9 +284,19 @@ def check_content(plan: Plan, payload: Payload) -> None:
         or one.shape != other.shape
         or not np.array_equal(data[one.start : one.end], data[other.start : other.end])
     ]
+    problems += _losses(plan.cast, payload, allow_nonfinite)
     problems += [text for cluster in plan.overlaps if (text := _torn(cluster, payload)) is not None]
     if problems:
         fail(problems)
+
+
+def _losses(
+    converted: Iterable[Write], payload: Payload, allow_nonfinite: bool | Collection[str]
+) -> Iterator[str]:
+    for write in converted:
+        lost = loss(payload.tensors()[write.stored], write.tensor.dtype)
+        if lost is not None and not (lost.infinite and is_allowed(write.stored, allow_nonfinite)):
+            yield f"{write.own!r} {lost.text}: the target would hold something else"
 
 
 def _torn(cluster: list[Write], payload: Payload) -> str | None:

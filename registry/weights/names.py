@@ -12,7 +12,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
 Key: TypeAlias = str | int
@@ -75,6 +76,11 @@ def show(path: Sequence[Key]) -> str:
     if all(type(key) is str and key and "." not in key and key.isprintable() for key in path):
         return repr(".".join(map(str, path)))
     return ascii(path[0]) if len(path) == 1 else ascii(tuple(path))
+
+
+def is_allowed(name: str, allowed: bool | Collection[str]) -> bool:
+    """Tell whether all names are allowed, or one of the globs says that this one is."""
+    return allowed if isinstance(allowed, bool) else any(fnmatchcase(name, glob) for glob in allowed)
 
 
 def is_extra_state(key: Key) -> bool:

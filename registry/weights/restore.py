@@ -3,7 +3,10 @@
 Rules:
 
 * Everything is checked before anything is written, and every problem is told in one error. Names, shapes and dtypes
-  must fit exactly; a 0-dimensional tensor does not fit one with a single element; `cast=True` lets dtypes differ.
+  must fit exactly; a 0-dimensional tensor does not fit one with a single element; `cast=True` lets dtypes differ, as
+  far as no number is lost.
+* What is written are the tensors that the target really uses (`proof`). A module that shows others, or that derives
+  something when it loads, loads in its own way (`loading`), and proves it or keeps what it held.
 * Tensors are written in place: parameters keep their identity, ties, device, `requires_grad` and lock.
 * Extra states and plain values are set first, since setting them may fail; they are put back if it does. Values are
   compared, and only set where they differ.
@@ -13,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +53,7 @@ def copy_into(
     target: object,
     *,
     cast: bool = False,
+    allow_nonfinite: bool | Collection[str] = False,
     own: bool = False,
     plans: dict[int, Plan] | None = None,
 ) -> CopyResult:
@@ -59,7 +63,10 @@ def copy_into(
         payload: The snapshot, verified.
         target: A module, TensorDict or mapping of tensors (nested too; a state dict writes into its module's
             tensors, but extra state only into the dict).
-        cast: Whether a tensor may have another dtype than the snapshot's.
+        cast: Whether a tensor may have another dtype than the snapshot's. What that does not hold is refused, by the
+            rules of `casting`.
+        allow_nonfinite: Whether finite numbers may become infinite when they are cast; or globs of the tensors'
+            names, as the snapshot has them.
         own: Whether a module is to load by its own `load_state_dict` in any case.
         plans: A dictionary that the caller keeps for its targets: while layout and target stay the same, the checks
             are not made again. It keeps the targets alive.
@@ -73,7 +80,7 @@ def copy_into(
         NotPutBackError: The target's own code did not load it, nor what was there before.
     """
     with ExitStack() as undo:
-        plan = _ready(payload, target, cast, own, plans, undo)
+        plan = _ready(payload, target, cast, own, plans, undo, allow_nonfinite)
         if plan.loaded is not None:
             load(plan, payload, lambda: _copy_rest(plan, payload, target))
         else:
@@ -81,7 +88,7 @@ def copy_into(
         undo.pop_all()
     if plan.loaded is None:
         _copy(plan, payload)
-    return CopyResult(plan.cast)
+    return CopyResult(tuple(sorted(write.own for write in plan.cast)))
 
 
 def check_fit(
@@ -114,10 +121,11 @@ def _ready(
     own: bool,
     plans: dict[int, Plan] | None,
     undo: ExitStack,
+    allow_nonfinite: bool | Collection[str] = False,
 ) -> Plan:
     """Check everything, and set extra states, which may fail; `undo` puts back what was set."""
     plan = _plan(payload, target, cast, own, plans)
-    check_content(plan, payload)
+    check_content(plan, payload, allow_nonfinite)
     if plan.loaded is None and plan.live.extras:
         undo.callback(Former(plan.live).put_back, "the target did not take its extra state")
         if not set_extra_states(plan, payload):
