@@ -8,6 +8,7 @@ Server weights are written in the caller's thread only, inside the calls made he
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -293,7 +294,19 @@ class RemoteWeightUpdaterBase(ABC):
                 self._copy_now(request)
             return self._run_later(request)
 
-    __call__ = update_weights
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Do what `update_weights` does.
+
+        Raises:
+            TypeError: TorchRL calls it, to get an updater of its own kind.
+        """
+        # TorchRL takes whatever is no updater of its own for a function that makes one.
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("torchrl."):
+            raise TypeError(
+                f"TorchRL cannot use a {type(self).__name__} as its weight_updater=: it passes actors and weights in "
+                "its own way; use weightledger.updater.torchrl.RayCollectorWeightUpdater"
+            )
+        return self.update_weights(*arguments, **options)
 
     def sync(self, worker_ids: int | Iterable[int] | None = None, version: Ref | None = None) -> SyncReport:
         """Bring workers to their targets, publishing nothing.
@@ -508,6 +521,22 @@ class RemoteWeightUpdaterBase(ABC):
             settlement = fleet.Settlement(seat.row, seat.name, "removed", detail="removed from its updater")
             with self.registry.ledger.writing() as conn:
                 fleet.settle(self.registry.ledger, conn, [settlement])
+
+    def _disbelieve(self, seats: Sequence[Seat], why: str) -> None:
+        """End what workers hold on record, as somebody else wrote into them: the next update sends them the bytes."""
+        self._drain()
+        ended = []
+        for seat in seats:
+            # A push that is still on its way may have come before the writing or after it.
+            if seat.flight is not None:
+                version = seat.flight.push.version
+                ended.append(fleet.Settlement(seat.row, seat.name, "unknown", version=version, detail=why))
+            elif seat.known is not None:
+                version = seat.known.version
+                ended.append(fleet.Settlement(seat.row, seat.name, "drifted", version=version, detail=why))
+            seat.known = seat.open_held = seat.flight = None
+        with self.registry.ledger.writing() as conn:
+            fleet.settle(self.registry.ledger, conn, ended)
 
     def _forget_workers(self, why: str) -> None:
         rows = [seat.row for seat in self.seats if not seat.gone]

@@ -8,14 +8,13 @@ Rules kept here
 
 from __future__ import annotations
 
-import functools
-import sys
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import ray
 import torch
+from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.registry import Registry
@@ -26,8 +25,22 @@ from weightledger.updater.lineage_mask import lineage_mask
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.server import ServerWeights
-from weightledger.updater.telling import OnFailure, check_on_failure, tell_failures
-from weightledger.updater.torchrl_worker import NO_VERSION, StampBatches, receive_in_collector, survive_errors
+from weightledger.updater.telling import OnFailure, SyncWarning, check_on_failure, tell_failures
+from weightledger.updater.torchrl_collector import (
+    after_loading,
+    around_collecting,
+    around_updates,
+    check_collector,
+    give_back,
+    in_loop_of,
+)
+from weightledger.updater.torchrl_worker import (
+    NO_VERSION,
+    StampBatches,
+    receive_in_collector,
+    release,
+    survive_errors,
+)
 
 __all__ = [
     "NO_VERSION",
@@ -119,7 +132,7 @@ class RayCollectorWeightUpdater(_Accepted):
 
     # ------------------------------------------------------------------ what TorchRL calls
 
-    def __call__(  # type: ignore[override]  # with the argument's name that TorchRL passes it by
+    def __call__(
         self,
         policy_or_weights: Any = None,
         worker_ids: int | Iterable[int] | None = None,
@@ -158,7 +171,7 @@ class RayCollectorWeightUpdater(_Accepted):
         else:
             _check_one_policy(policy_or_weights)
             with self._caller:
-                self._by_hand = not _in_loop_of(self.collector)
+                self._by_hand = not in_loop_of(self.collector)
                 try:
                     report = self.update_weights(
                         policy_or_weights,
@@ -184,11 +197,44 @@ class RayCollectorWeightUpdater(_Accepted):
 
         Raises:
             InUseError: it belongs to another collector already, or another live updater steers workers of such names.
+            TypeError: no push could reach the collector's actors: see `check_collector`.
         """
+        check_collector(collector)
         super().register_collector(collector)
         if self._follows_collector:
-            self.max_interval = max(0, getattr(collector, "max_weight_update_interval", 0))
+            self.max_interval = max(0, collector.max_weight_update_interval)
         self._take_new()
+        around_collecting(collector, self._begin, self._look_at)
+        after_loading(collector, self._forget_all)
+
+    def close(self) -> None:
+        """Wait for what is in flight and let go of the workers. Closing twice is harmless."""
+        if not self._closed and self._collector is None and not self.seats:
+            warnings.warn(
+                "no collector has ever taken this updater, so it has brought weights to nobody: RayCollector drops "
+                "weight_updater= where weight_sync_schemes= is given, too",
+                SyncWarning,
+                stacklevel=2,
+            )
+        if not self._closed and ray.is_initialized():
+            for handle in self.remote_collectors:
+                # Nobody waits for it.
+                handle.__ray_call__.remote(release)
+        collector = self.collector
+        if not self._closed and collector is not None and collector.weight_updater in (None, self):
+            give_back(collector)
+        super().close()
+
+    def init_on_sender(self, *_: Any, **__: Any) -> None:
+        """Refuse: this is what TorchRL asks of a scheme.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "an updater is no scheme: give RayCollector weight_updater=updater, or "
+            'weight_sync_schemes={"policy": RayCollectorWeightSyncScheme(updater)}'
+        )
 
     @property
     def collectors(self) -> list[Any]:
@@ -219,6 +265,39 @@ class RayCollectorWeightUpdater(_Accepted):
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
         """Start one push to a collector's actor; returns the `ObjectRef` of its receipt."""
         return self._courier.send(self.seats.get(worker_id).handle, receive_in_collector, server_weights)
+
+    def _begin(self, collector: Any) -> None:
+        """Let no frame be played with weights that have no version; asked before each iteration."""
+        if self._closed or collector.weight_updater not in (None, self):
+            return
+        with self._caller:
+            _connect(collector)
+            self._take_new()
+            if self.last_report is None:
+                collector.update_policy_weights_()
+            elif unknown := [seat.id for seat in self.seats if seat.known is None]:
+                # What the learner has by now is published when its owner says so.
+                tell_failures(self.sync(unknown), self.on_failure)
+
+    def _look_at(self, collector: Any, batch: Any) -> None:
+        """Doubt the workers whose frames say that their weights are no known version: the next update sends them all.
+
+        An actor may have been written into by others, or come back as a new process.
+        """
+        stamps = batch.get(("next", "policy_version"), None) if isinstance(batch, TensorDictBase) else None
+        if not isinstance(stamps, torch.Tensor) or not (unknown := stamps == NO_VERSION).any():
+            return
+        with self._caller:
+            # In synchronous mode the workers' frames lie one after another.
+            apart = collector._sync and len(unknown) == len(self.seats) and unknown.ndim > 1
+            for index, seat in enumerate(self.seats):
+                if not apart or unknown[index].any():
+                    seat.known = None
+
+    def _forget_all(self) -> None:
+        with self._caller:
+            if not self._closed:
+                self._disbelieve(list(self.seats), "its collector's state was loaded, the policy with it")
 
     def _skip_update(self, worker_id: int) -> bool:
         """Tell whether the interval passes this worker by: never if the update was asked for by hand."""
@@ -294,7 +373,7 @@ class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
         assert self.updater is not None
         self.model_id, self.context = model_id, context
         self.updater.register_collector(context)
-        self._widen(context)
+        around_updates(context, self._update)
 
     def _init_on_receiver_impl(self, model_id: str, context: Any = None, **_: Any) -> None:
         self.model_id, self.context = model_id, context
@@ -305,41 +384,32 @@ class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
     def _setup_connection_and_weights_on_receiver_impl(self, **_: Any) -> None:
         pass
 
-    def _widen(self, collector: Any) -> None:
-        """Let the collector's `update_policy_weights_` take our keywords: on the way to a scheme TorchRL drops them."""
-        method, find = type(collector).update_policy_weights_, weakref.ref(collector)
+    def register_collector(self, _: Any) -> None:
+        """Refuse: this is what TorchRL asks of an updater.
 
-        @functools.wraps(method)
-        def update_policy_weights_(*arguments: Any, **options: Any) -> None:
-            owner: Any = find()
-            self._asked = {name: options.pop(name) for name in _KEYWORDS if name in options}
-            # There is no connection to set up; TorchRL would wait without end for an actor that does not answer.
-            owner._weight_sync_initialized = True
-            try:
-                method(owner, *arguments, **options)
-            finally:
-                self._asked = {}
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a scheme is no updater: give RayCollector "
+            'weight_sync_schemes={"policy": scheme}, or weight_updater=scheme.updater'
+        )
 
-        collector.update_policy_weights_ = update_policy_weights_
+    def _update(self, collector: Any, method: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        """Let a collector's `update_policy_weights_` take our keywords: TorchRL drops them on the way to a scheme."""
+        self._asked = {name: options.pop(name) for name in _KEYWORDS if name in options}
+        _connect(collector)
+        try:
+            method(collector, *arguments, **options)
+        finally:
+            self._asked = {}
 
 
-def _in_loop_of(collector: Any) -> bool:
-    """Tell whether the collector's own loop is asking, as it does after each batch; else somebody asks by hand.
-
-    TorchRL uses one method for both, and only the stack tells: a generator is on it only while it runs. Where TorchRL
-    names its loops otherwise, all calls count as made by hand, so that none is passed by that should not be.
-    """
-    loops = {
-        loop.__code__
-        for name in ("_sync_iterator", "_async_iterator")
-        if (loop := getattr(type(collector), name, None)) is not None
-    }
-    frame = sys._getframe(1) if loops else None
-    while frame is not None:
-        if frame.f_code in loops:
-            return True
-        frame = frame.f_back
-    return False
+def _connect(collector: Any) -> None:
+    """Say that schemes of ours are connected: TorchRL would wait without end for an actor that does not answer."""
+    schemes = (collector._weight_sync_schemes or {}).values()
+    if all(isinstance(scheme, RayCollectorWeightSyncScheme) for scheme in schemes):
+        collector._weight_sync_initialized = True
 
 
 def _check_one_policy(weights: Any) -> None:

@@ -9,7 +9,9 @@ Rules kept here
 
 from __future__ import annotations
 
+import functools
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,13 +21,13 @@ import torch
 from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torch import nn
 
-from weightledger.updater.push import Inspection, Probe, Push, Receipt
-from weightledger.updater.receiver import incarnation, receive, write_note
+from weightledger.updater.push import Inspection, Probe, Push, Receipt, Series
+from weightledger.updater.receiver import held_version, incarnation, receive, write_note
 
 with warnings.catch_warnings():
     # TorchRL warns of its own classes when it makes them.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from torchrl.collectors import MultiCollector, MultiSyncCollector  # type: ignore[import-untyped]
+    from torchrl.collectors import BaseCollector, Collector, MultiCollector, MultiSyncCollector  # type: ignore[import-untyped]
     from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 NO_VERSION = 0
@@ -35,6 +37,8 @@ _INNER = "weightledger"
 """Under this id each process of a multi-process collector has its receiver."""
 _INSIDE = "_weightledger_inside"
 """An attribute of such a collector once they have."""
+_SERIES = "_weightledger_series"
+"""An attribute of a collector: which of the series that it may hold its stamps tell of, the one pushed last."""
 
 
 class StampBatches:
@@ -72,10 +76,14 @@ def receive_in_collector(collector: Any, push: Push | Probe, payload: Any = None
     """Carry out one instruction in a collector, as `receiver.receive` does, and stamp what it collects from now on."""
     try:
         survive_errors(collector)
+        if isinstance(collector, BaseCollector) and (refusal := why_refused(type(collector))):
+            return _unchanged(push, refusal)
         if isinstance(collector, MultiCollector):
             return _receive_in_each(collector, push, payload)
         answer: Receipt | Inspection = receive(collector, push, payload)
         if isinstance(answer, Receipt):
+            if isinstance(collector, Collector):
+                watch(collector, push.series)
             stamp(collector, NO_VERSION if answer.now is None else answer.now.version)
         return answer
     except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
@@ -86,6 +94,17 @@ def receive_in_collector(collector: Any, push: Push | Probe, payload: Any = None
         return Inspection(incarnation(), None, 0, None, None, text)
 
 
+def why_refused(kind: type) -> str:
+    """Tell why a kind of collector cannot be steered; empty when it can."""
+    if issubclass(kind, (Collector, MultiSyncCollector)):
+        return ""
+    return (
+        f"{kind.__name__} collects while it is asked for nothing, so no push can reach it between two rollouts, and it "
+        "would act with its initial weights; expected Collector ('single') or MultiSyncCollector ('sync') as "
+        "collector_class="
+    )
+
+
 def survive_errors(collector: Any) -> None:
     """Let the actor outlive exceptions of its methods.
 
@@ -94,6 +113,40 @@ def survive_errors(collector: Any) -> None:
     """
     if "__bool__" not in vars(type(collector)):
         type(collector).__bool__ = lambda self: True
+
+
+def watch(collector: Any, series: Series) -> None:
+    """Stamp each rollout with what the collector holds as it begins, and notice TorchRL's own ways to write weights.
+
+    These write around PyTorch's count of writes, or restore the number of another run's version.
+    """
+    vars(collector)[_SERIES] = series
+    if "rollout" in vars(collector):
+        return
+    find = weakref.ref(collector)
+
+    @functools.wraps(type(collector).rollout)
+    def rollout() -> Any:
+        owner: Any = find()
+        held = held_version(owner, vars(owner)[_SERIES][1])
+        stamp(owner, NO_VERSION if held is None else held)
+        return type(owner).rollout(owner)
+
+    @functools.wraps(type(collector).increment_version)
+    def increment_version() -> None:
+        # Every `update_policy_weights_` of a collector ends with this.
+        owner: Any = find()
+        type(owner).increment_version(owner)
+        write_note(owner, vars(owner)[_SERIES], None)
+        stamp(owner, NO_VERSION)
+
+    collector.rollout, collector.increment_version = rollout, increment_version
+
+
+def release(collector: Any) -> None:
+    """Let TorchRL stamp again as it does by itself, once nobody pushes any more."""
+    for name in ("rollout", "increment_version"):
+        vars(collector).pop(name, None)
 
 
 def stamp(collector: Any, version: int) -> None:
@@ -132,13 +185,6 @@ class InnerReceiver(WeightSyncScheme):  # type: ignore[misc]
 
 
 def _receive_in_each(collector: Any, push: Push | Probe, payload: Any) -> Receipt | Inspection:
-    if not isinstance(collector, MultiSyncCollector):
-        # Its processes never pause, and TorchRL drops the rollout of one that is called meanwhile, and waits for it.
-        return _unchanged(
-            push,
-            f"{type(collector).__name__} collects while it is asked for nothing, so no push can reach all of its "
-            "processes between two rollouts; use collector_class=MultiSyncCollector, or Collector and more actors",
-        )
     if _INSIDE not in vars(collector):
         _call_each(
             collector, "register_scheme_receiver", {_INNER: InnerReceiver()}, synchronize_weights=False

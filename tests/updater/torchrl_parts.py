@@ -71,12 +71,12 @@ def weights_of(module: nn.Module) -> Any:
     return weights.data.lock_()
 
 
-def start(environments: int, **options: Any) -> Any:
+def start(environments: int, create: Callable[[], Any] = TinyEnv, **options: Any) -> Any:
     """Start a collector whose actors come back after each death."""
     options.setdefault("remote_configs", {"num_cpus": 0, "num_gpus": 0, "max_restarts": -1})
     options.setdefault("collector_kwargs", {"track_policy_version": True})
     return RayCollector(
-        [TinyEnv] * environments,
+        [create] * environments,
         frames_per_batch=10 * environments,
         total_frames=1_000_000,
         **options,
