@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -129,11 +130,8 @@ def _flatten(root: object, kind: Kind, where: str) -> Content:
     walk = survey(root)
     structure: dict[str, Json] = {"format": FORMAT, "kind": kind, "ties": walk.ties, "tree": walk.tree}
     metadata = getattr(root, "_metadata", None)
-    if kind in ("module", "mapping") and isinstance(metadata, Mapping):
-        try:
-            structure["metadata"] = values.encode(metadata, "_metadata")
-        except InvalidWeightsError as error:
-            walk.problems.append(str(error))
+    if kind != "tensordict" and isinstance(metadata, Mapping):
+        structure["metadata"] = walk.metadata(metadata, "_metadata")
     if walk.problems:
         listing = "\n  ".join(walk.problems)
         raise InvalidWeightsError(f"{where} cannot be stored; nothing was written:\n  {listing}")
@@ -187,11 +185,32 @@ class Walk:
             self._refuse(path, "is a module: pass its .state_dict()")
             return None
         if isinstance(item, Mapping):
-            return self._container("dict", item, path, depth)
+            return self._mapping(item, path, depth)
         if type(item) in (list, tuple) and not _plain_sequence(item):
             kind = "list" if type(item) is list else "tuple"
             return {kind: self._sequence(item, path, depth)}  # type: ignore[arg-type]
         return self._value(item, path, plain)
+
+    def _mapping(self, item: Mapping[Any, Any], path: Path, depth: int) -> Node:
+        node = self._container("dict", item, path, depth)
+        metadata = getattr(item, "_metadata", None)
+        if not isinstance(metadata, Mapping):
+            if isinstance(item, OrderedDict):
+                node["ordered"] = True
+        elif path:  # That of the outermost is the structure's own.
+            node |= {
+                "ordered": True,
+                "metadata": self.metadata(metadata, f"the _metadata of {names.show(path)}"),
+            }
+        return node
+
+    def metadata(self, metadata: Mapping[Any, Any], where: str) -> Json:
+        """Return the `_metadata` of a state dict as a structure has it."""
+        try:
+            return values.encode(metadata, where)
+        except InvalidWeightsError as error:
+            self.problems.append(str(error))
+            return None
 
     def _container(self, tag: str, container: Mapping[Any, Any], path: Path, depth: int) -> dict[str, Json]:
         keys: list[Key] = []

@@ -9,6 +9,7 @@ node is an object whose first key says what it is:
     {"array": name}, {"scalar": name}       a NumPy array or scalar
     {"value": name}                         a plain value
     {"dict": keys, "items": nodes}          a dictionary; without `items` all of them are `null`
+    {"dict": …, "ordered": true, "metadata": …}  an `OrderedDict`, and its `_metadata` if it is a state dict
     {"list": nodes}, {"tuple": nodes}
     {"td": keys, "items": nodes, "batch": sizes, "names": dimension names}
     {"stack": nodes, "dim": n}              a lazy stack
@@ -57,8 +58,8 @@ def rebuild(
             the leaves are the tensors given.
 
     Returns:
-        A state dict (`OrderedDict` with `_metadata`) for a module, a dict for a mapping, a `TensorDict`, or what
-        `flatten_extra` was given.
+        A state dict (`OrderedDict` with `_metadata`) for a module, a dict or `OrderedDict` for a mapping, a
+        `TensorDict`, or what `flatten_extra` was given.
 
     Raises:
         CorruptionError: A name is missing, or the structure is not one of ours.
@@ -70,11 +71,13 @@ def rebuild(
     builder = _Builder(dict(structure["ties"]), tensors, kept, copy)
     with torch.inference_mode(False), torch.no_grad():
         built = builder.build(structure["tree"], None, None)
-    if "metadata" in structure:
-        built = OrderedDict(built)
-        metadata = values.decode(structure["metadata"])
-        built._metadata = OrderedDict(metadata) if isinstance(metadata, dict) else metadata  # type: ignore[attr-defined]
-    return built
+    return _state_dict(built, structure["metadata"]) if "metadata" in structure else built
+
+
+def _state_dict(built: Mapping[Key, Any], encoded: Json) -> OrderedDict[Key, Any]:
+    state, metadata = OrderedDict(built), values.decode(encoded)
+    state._metadata = OrderedDict(metadata) if isinstance(metadata, dict) else metadata  # type: ignore[attr-defined]
+    return state
 
 
 def rebuild_part(
@@ -135,7 +138,10 @@ class _Builder:
             case "scalar":
                 return self._tensor(plain or "" if body is None else body).numpy()[()]
             case "dict":
-                return dict(self._pairs(body, node, inner))
+                made = self._pairs(body, node, inner)
+                if "metadata" in node:
+                    return _state_dict(OrderedDict(made), node["metadata"])
+                return OrderedDict(made) if node.get("ordered") else dict(made)
             case "list" | "tuple":
                 items = [self.build(item, inner, at) for at, item in enumerate(body)]
                 return items if tag == "list" else tuple(items)

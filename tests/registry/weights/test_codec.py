@@ -246,6 +246,67 @@ def test_a_state_dict_comes_back_with_order_and_metadata(tmp_path: Path) -> None
     assert list(round_trip(other, tmp_path)) == ["z", "a"]
 
 
+@pytest.mark.parametrize("extra", [False, True], ids=["weights", "extra"])
+def test_state_dicts_inside_of_others_come_back_as_state_dicts(extra: bool, tmp_path: Path) -> None:
+    actor, critic = nn.Sequential(nn.Linear(2, 2)).state_dict(), nn.BatchNorm1d(2).state_dict()
+    deep = OrderedDict(z=torch.ones(1), plain={"a": 1}, more=OrderedDict(b=[critic]))
+    back = round_trip({"actor": actor, "deep": deep, "critic": critic}, tmp_path, extra=extra)
+    assert type(back) is dict
+    pairs = [(back["actor"], actor), (back["critic"], critic), (back["deep"]["more"]["b"][0], critic)]
+    for found, state in pairs:
+        assert type(found) is OrderedDict
+        assert list(found) == list(state)
+        assert found._metadata == state._metadata
+        assert type(found._metadata) is OrderedDict
+    assert type(back["deep"]) is type(back["deep"]["more"]) is OrderedDict
+    assert list(back["deep"]) == ["z", "plain", "more"]
+    assert type(back["deep"]["plain"]) is dict
+
+
+@pytest.mark.parametrize("extra", [False, True], ids=["weights", "extra"])
+def test_a_state_dict_that_torch_refuses_is_refused_after_a_round_trip(extra: bool, tmp_path: Path) -> None:
+    """Without its `_metadata` it would pass for one of an old format, and be filled up in silence."""
+    critic = nn.BatchNorm1d(2).state_dict()
+    del critic["num_batches_tracked"]
+    for weights, pick in (
+        ({"critic": critic}, lambda back: back["critic"]),
+        (critic, lambda back: back),
+    ):
+        back = pick(round_trip(weights, tmp_path, extra=extra))
+        with pytest.raises(RuntimeError, match=r"Missing key.*num_batches_tracked"):
+            nn.BatchNorm1d(2).load_state_dict(back)
+
+
+def test_the_metadata_of_a_part_that_cannot_be_kept_is_refused_by_name() -> None:
+    state = nn.Linear(2, 1).state_dict()
+    state._metadata[""]["made"] = object()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidWeightsError, match=r"the _metadata of 'actor\.0'.*object"):
+        flatten({"actor": {"0": state}})
+
+
+def test_a_structure_without_notes_on_its_dictionaries_is_still_read() -> None:
+    """As they were stored before: an OrderedDict inside comes back as a dict."""
+    stored = {
+        "format": 1,
+        "kind": "mapping",
+        "ties": {},
+        "tree": {"dict": ["actor", "n"], "items": [{"dict": ["weight", "bias"]}, {"value": None}]},
+    }
+    tensors = {"actor.weight": torch.ones(2), "actor.bias": torch.zeros(1)}
+    back = rebuild(stored, tensors, {"n": 3})
+    assert (type(back), type(back["actor"]), list(back["actor"]), back["n"]) == (
+        dict,
+        dict,
+        ["weight", "bias"],
+        3,
+    )
+    # And the first key of every node still says what it is, to whoever knows no more.
+    nested = flatten({"a": nn.Linear(2, 1).state_dict(), "b": OrderedDict()}).structure
+    assert all(next(iter(node)) == "dict" for node in nested["tree"]["items"])
+    plain = flatten(nn.Linear(2, 1)).structure
+    assert plain["tree"] == {"dict": ["weight", "bias"]}
+
+
 def test_an_empty_state_is_legal_in_every_kind(tmp_path: Path) -> None:
     """ST-14."""
     assert round_trip(nn.Tanh(), tmp_path) == OrderedDict()
