@@ -274,7 +274,11 @@ class RLlibUpdater:
         """Follow the modules and env runners that the Algorithm has now."""
         if self._closed:
             raise InUseError(f"{self!r} is closed; make a new one for the Algorithm")
-        found = [key for key in self.learners.module_ids() if self._chosen is None or key in self._chosen]
+        found = [
+            key
+            for key, has_weights in self.learners.module_ids().items()
+            if has_weights and (self._chosen is None or key in self._chosen)
+        ]
         for gone in self.modules.keys() - set(found):
             _close(self.modules.pop(gone))
         wanted = self._env_runners()

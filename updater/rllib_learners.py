@@ -7,10 +7,13 @@ where they are: RLlib's own `get_state` turns those without dimensions into plai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+from ray.rllib.utils.lambda_defaultdict import LambdaDefaultDict
+from torch import nn
 
 from weightledger.registry.errors import SyncError
 
@@ -40,9 +43,9 @@ class Learners:
         self.group = group
         self.timeout = timeout
 
-    def module_ids(self) -> list[str]:
-        """Return the ids of the modules that env runners have, too."""
-        found: list[str] = self._first(_module_ids)
+    def module_ids(self) -> dict[str, bool]:
+        """Return the ids of the modules that env runners have, too, and whether each has weights."""
+        found: dict[str, bool] = self._first(_module_ids)
         return found
 
     def weights(self, module_id: str) -> dict[str, Any]:
@@ -51,13 +54,17 @@ class Learners:
         return found
 
     def whole(self, module_id: str) -> dict[str, Any]:
-        """Return all that belongs to a module: every weight, and its optimizers by name."""
+        """Return all that belongs to a module: every weight, the state of what trains it, and its learner's values."""
         found: dict[str, Any] = self._first(partial(_whole, module_id=module_id))
         return found
 
-    def restore(self, module_id: str, whole: Mapping[str, Any]) -> None:
-        """Bring a module, and the optimizers that are given with it, back, in every learner."""
-        self._all(partial(_restore, module_id=module_id, whole=whole))
+    def restore(self, module_id: str, whole: Mapping[str, Any]) -> list[str]:
+        """Bring a module back in every learner, with what else of `whole` is given.
+
+        Returns:
+            What could not be restored, by name.
+        """
+        return list(self._all(partial(_restore, module_id=module_id, whole=whole))[0])
 
     def number(self) -> int:
         """Return RLlib's number of the learner's weights, which it raises by one with each update."""
@@ -85,12 +92,16 @@ class Learners:
         return [answer.get() for answer in answers]
 
 
-def _module_ids(learner: Any) -> list[str]:
-    return [
-        key
+def _module_ids(learner: Any) -> dict[str, bool]:
+    return {
+        key: _has_weights(module.unwrapped())
         for key, module in learner.module.items()
         if not getattr(module.unwrapped(), "learner_only", False)
-    ]
+    }
+
+
+def _has_weights(module: Any) -> bool:
+    return isinstance(module, nn.Module) and bool(module.state_dict())
 
 
 def _weights(learner: Any, *, module_id: str, inference_only: bool) -> dict[str, Any]:
@@ -101,20 +112,113 @@ def _weights(learner: Any, *, module_id: str, inference_only: bool) -> dict[str,
 
 
 def _whole(learner: Any, *, module_id: str) -> dict[str, Any]:
-    # By the names that a learner's own state has; its public method shortens them.
-    names = learner._module_optimizers.get(module_id, ())
+    found = _own_optimizers(learner, module_id)
+    names = _parameter_names(learner, module_id)
     return {
         "module": _weights(learner, module_id=module_id, inference_only=False),
-        "optimizers": {name: _on_cpu(learner._named_optimizers[name].state_dict()) for name in names},
+        "optimizers": {name: _on_cpu(optimizer.state_dict()) for name, optimizer in found.alone.items()},
+        "shared_optimizers": {
+            name: {
+                names[id(parameter)]: _on_cpu(optimizer.state[parameter])
+                for parameter in _parameters(optimizer)
+                if id(parameter) in names and parameter in optimizer.state
+            }
+            for name, optimizer in found.shared.items()
+        },
+        "values": {name: _on_cpu(value) for name, value in _values(learner, module_id).items()},
     }
 
 
-def _restore(learner: Any, *, module_id: str, whole: Mapping[str, Any]) -> None:
-    optimizers = {
-        name: {"module_id": module_id, "state": state} for name, state in whole.get("optimizers", {}).items()
-    }
+def _restore(learner: Any, *, module_id: str, whole: Mapping[str, Any]) -> list[str]:
+    found = _own_optimizers(learner, module_id)
+    alone, shared = whole.get("optimizers", {}), whole.get("shared_optimizers", {})
+    states = {name: {"module_id": module_id, "state": state} for name, state in alone.items()}
+    for name, parts in shared.items():
+        if name in found.shared:
+            state = _with_part(found.shared[name], _parameter_names(learner, module_id), parts)
+            states[name] = {"module_id": module_id, "state": state}
     # Without a number, which makes RLlib load what is given; with an old one it would keep the abandoned weights.
-    learner.set_state({"rl_module": {module_id: dict(whole["module"])}, "optimizer": optimizers})
+    learner.set_state({"rl_module": {module_id: dict(whole["module"])}, "optimizer": states})
+    values, kept = _values(learner, module_id), whole.get("values", {})
+    with torch.no_grad():
+        for name in values.keys() & kept.keys():
+            values[name].copy_(kept[name])
+    given = {f"optimizer {name!r}" for name in (*alone, *shared)} | {f"value {name!r}" for name in kept}
+    there = {f"optimizer {name!r}" for name in (*found.alone, *found.shared)}
+    there |= {f"value {name!r}" for name in values}
+    return [
+        *(f"{name} (the version has none)" for name in sorted(there - given)),
+        *(f"{name} (the learner has none)" for name in sorted(given - there)),
+        *found.strays,
+    ]
+
+
+def _with_part(optimizer: Any, names: Mapping[int, str], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state as it is, but for the parameters of one module."""
+    state: dict[str, Any] = optimizer.state_dict()
+    entries = dict(state["state"])
+    for at, parameter in enumerate(_parameters(optimizer)):
+        name = names.get(id(parameter))
+        if name is not None:
+            # What has none was not trained yet: its moments begin anew.
+            entries.pop(at, None)
+            if name in part:
+                entries[at] = part[name]
+    return state | {"state": entries}
+
+
+@dataclass(frozen=True)
+class _OwnOptimizers:
+    """The optimizers that train a module, by the names that a learner's own state has."""
+
+    alone: dict[str, Any]
+    """Those that train nothing else."""
+    shared: dict[str, Any]
+    """Those that train other modules, too: what belongs to a module is the part of its parameters."""
+    strays: list[str]
+    """What shared ones train that belongs to no module."""
+
+
+def _own_optimizers(learner: Any, module_id: str) -> _OwnOptimizers:
+    """Find the optimizers that train a module, whichever module they were registered for."""
+    owners: dict[int, set[str]] = {}
+    for key, module in learner.module.items():
+        if isinstance(module.unwrapped(), nn.Module):
+            for parameter in module.unwrapped().parameters():
+                owners.setdefault(id(parameter), set()).add(key)
+    found = _OwnOptimizers({}, {}, [])
+    for name, optimizer in learner._named_optimizers.items():
+        parameters = _parameters(optimizer)
+        trained = {key for parameter in parameters for key in owners.get(id(parameter), ())}
+        trained |= {learner._optimizer_name_to_module[name]} & set(learner.module.keys())
+        if trained == {module_id}:
+            found.alone[name] = optimizer
+        elif module_id in trained:
+            found.shared[name] = optimizer
+            strays = sum(id(parameter) not in owners for parameter in parameters)
+            if strays:
+                found.strays.append(f"{strays} parameters of optimizer {name!r} (they belong to no module)")
+    return found
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    """Return what an optimizer trains, in the order in which its state numbers it."""
+    found = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+    return list(found.values())
+
+
+def _parameter_names(learner: Any, module_id: str) -> dict[int, str]:
+    module = learner.module[module_id].unwrapped()
+    return {id(parameter): name for name, parameter in module.named_parameters()}
+
+
+def _values(learner: Any, module_id: str) -> dict[str, torch.Tensor]:
+    """Return what a learner keeps for a module beside it, such as PPO's KL coefficient and SAC's alpha."""
+    return {
+        name: kept[module_id]
+        for name, kept in vars(learner).items()
+        if isinstance(kept, LambdaDefaultDict) and isinstance(kept.get(module_id), torch.Tensor)
+    }
 
 
 def _number(learner: Any) -> int:

@@ -227,7 +227,13 @@ class ModuleUpdater(RayRemoteWeightUpdater):
                 "weights nor its optimizers",
                 stacklevel=2,
             )
-        self.learners.restore(self.module_id, whole)
+        left = self.learners.restore(self.module_id, whole)
+        if left and "optimizers" in whole:
+            warnings.warn(
+                f"of module {self.module_id!r} the weights of v{version.number} of policy {version.policy!r} were "
+                f"restored, and all else but {', '.join(left)}",
+                stacklevel=2,
+            )
 
 
 def _is_actor(handle: Any) -> bool:

@@ -35,12 +35,36 @@ def policy_of(module_id: str) -> str:
 
 @dataclass(frozen=True)
 class ModuleOf:
-    """Find one RLModule in an env runner, of a single agent or of several."""
+    """Find one RLModule in an env runner, of a single agent or of several, and in it what RLlib would sync."""
 
     module_id: str
 
     def __call__(self, runner: Any) -> Any:
-        """Return the module.
+        """Return where weights are written: the module, or of one that is not inference-only a mapping of that part.
+
+        RLlib builds some with all that learners have, for instance recurrent ones; it syncs the inference-only part
+        of those as well, and leaves the rest alone.
+
+        Raises:
+            LookupError: the runner has no such module, or it computes what RLlib syncs of it.
+        """
+        module = self.module(runner)
+        kept = module.get_state(inference_only=True)
+        whole = module.state_dict(keep_vars=True)
+        if kept.keys() == whole.keys():
+            return module
+        live = dict(module.named_parameters(remove_duplicate=False))
+        live |= module.named_buffers(remove_duplicate=False)
+        computed = [name for name in kept if name not in live or whole.get(name) is not live[name]]
+        if computed:
+            raise LookupError(
+                f"module {self.module_id!r} computes {', '.join(map(repr, computed))} of its state; expected its own "
+                "parameters and buffers, since only into those weights can be written"
+            )
+        return {name: live[name] for name in kept}
+
+    def module(self, runner: Any) -> Any:
+        """Return the module itself.
 
         Raises:
             LookupError: the runner has no such module.
@@ -84,7 +108,7 @@ def receive_in_runner(
 
 def mark_module(runner: Any, module_id: str) -> None:
     """Remember what a module looks like now, so that writes of others show."""
-    vars(runner).setdefault(_ATTRIBUTE, {})[module_id] = _mark(ModuleOf(module_id)(runner))
+    vars(runner).setdefault(_ATTRIBUTE, {})[module_id] = _mark(ModuleOf(module_id).module(runner))
 
 
 def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:
@@ -94,7 +118,7 @@ def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:
         The version; None before the first push, and when somebody wrote into the module since the last one.
     """
     mark = vars(runner).get(_ATTRIBUTE, {}).get(module_id)
-    if mark is None or mark != _mark(ModuleOf(module_id)(runner)):
+    if mark is None or mark != _mark(ModuleOf(module_id).module(runner)):
         return None
     return held_version(runner, policy_of(module_id))
 
