@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Engine
 
+from weightledger.registry import arguments
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
 from weightledger.registry.log import audit, schema, steering
 from weightledger.registry.log.engine import check_open, close_engine, open_engine, use_write_ahead_log
-from weightledger.registry.log.ledger import Ledger, Ref
+from weightledger.registry.log.ledger import Ledger
+from weightledger.registry.log.refs import Ref, check_new_alias, parse
 from weightledger.registry.log.runs import RunKeeper, policy_lock
 from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
 from weightledger.registry.store import inspection
 from weightledger.registry.store.pruning import prune
 from weightledger.registry.store.recovery import recover
+from weightledger.registry.store.retention import check_rules
 from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 
 if TYPE_CHECKING:
@@ -94,8 +97,7 @@ class Registry:
             SchemaError: the database is newer than the library, or older and `migrate` is off.
             CorruptionError: the database file is damaged, is no database, or is gone while its snapshots are there.
         """
-        if not isinstance(policy, str) or not policy.strip() or len(policy) > 255 or not policy.isprintable():
-            raise ValueError(f"a policy name is printable text of 1 to 255 characters, found {policy!r}")
+        arguments.name("policy", policy)
         check_folder(location)
         folder = Path(os.path.abspath(Path(location).expanduser()))
         # The engine is made after its folder: made before, it would take itself for one that cannot write.
@@ -177,6 +179,8 @@ class Registry:
             ConflictError: the head is not `parent`. Nothing was written.
             StorageError: the disk refused. No version is offered.
         """
+        if parent is not None:
+            parent = arguments.within_64_bits("parent", parent)
         draft = self.publisher.draft(
             weights, step=step, metrics=metrics, metadata=metadata, message=message, extra=extra
         )
@@ -195,17 +199,25 @@ class Registry:
             return self.ledger.head(conn)
 
     def get(self, ref: Ref) -> Version:
-        """Return the version that a number, an alias, `"head"` or a `Version` names.
+        """Return the version that a reference names.
+
+        Args:
+            ref: a number or `"v7"`; an alias; `"head"`; `"head~2"`, so many publishes back on the head's line, where
+                rollbacks count 0; `"best:reward"` or `"best:loss:min"`, the best stored one on the head's line;
+                `"blake3:1f0e9a2b"`, at least eight digits of a digest; or a `Version` of this registry. The same holds
+                wherever a version is asked for.
 
         Raises:
-            NotFoundError: there is none; the text says what exists.
+            NotFoundError: there is none, or a digest's digits fit several contents; the text says what exists.
+            TypeError: it is no reference.
         """
+        wanted = parse(ref)
         with self.ledger.reading() as conn:
-            return self.ledger.resolve(conn, ref)
+            return self.ledger.resolve(conn, wanted)
 
     def versions(self, limit: int | None = None) -> list[Version]:
         """Return stored and pruned versions, oldest first; with a limit the newest so many."""
-        _check_limit(limit)
+        limit = _count(limit)
         with self.ledger.reading() as conn:
             return self.ledger.versions(conn, limit)
 
@@ -239,8 +251,9 @@ class Registry:
         """
         from weightledger.registry.weights import codec
 
+        wanted = parse(ref)
         with self.ledger.reading() as conn:
-            version = self.ledger.usable(conn, ref, "load the extra state of")
+            version = self.ledger.usable(conn, wanted, "load the extra state of")
             found = self.ledger.extra_stored_as(conn, version.number)
         if found is None:
             raise NotFoundError(
@@ -269,8 +282,9 @@ class Registry:
         """
         from weightledger.registry.weights.restore import copy_into
 
+        wanted = parse(ref)
         with self.ledger.reading() as conn:
-            version = self.ledger.usable(conn, ref, "restore")
+            version = self.ledger.usable(conn, wanted, "restore")
         # Fresh memory takes longer to get than a file to read; who never publishes here has no buffer to lend.
         loan = None if self._publisher is None else self.publisher.borrow()
         try:
@@ -297,8 +311,9 @@ class Registry:
         Args:
             room: gives a uint8 buffer of so many bytes to read into, or None where it has none.
         """
+        wanted = parse(ref)
         with self.ledger.reading() as conn:
-            version = self.ledger.usable(conn, ref, "load")
+            version = self.ledger.usable(conn, wanted, "load")
             file, structure = self.ledger.stored_as(conn, version.number)
         with self._reading(version):
             into = None if room is None else room(file.file_bytes)
@@ -327,8 +342,9 @@ class Registry:
             NotFoundError: no such version, or its weights were pruned.
             CorruptionError: the file is missing or its header is damaged.
         """
+        wanted = parse(ref)
         with self.ledger.reading() as conn:
-            version = self.ledger.usable(conn, ref, "compare")
+            version = self.ledger.usable(conn, wanted, "compare")
             file, _ = self.ledger.files_of(conn, version.number)
         with self._reading(version):
             return inspection.read_hashes(self.snapshots, file, self._name(version))
@@ -350,20 +366,28 @@ class Registry:
             NotFoundError: there is no such version, it was pruned, or there is nothing to go back to.
             ConflictError: the head is another one. Nothing was changed.
         """
+        wanted = None if to is None else parse(to)
+        arguments.text("reason", reason)
+        if expected_head is not None:
+            expected_head = arguments.within_64_bits("expected_head", expected_head)
         with policy_lock(self.location, self.policy), self.ledger.writing() as conn:
-            return steering.roll_back(self.ledger, conn, to, reason=reason, expected_head=expected_head)
+            return steering.roll_back(self.ledger, conn, wanted, reason=reason, expected_head=expected_head)
 
     def pin(self, worker: str, ref: Ref, *, reason: str = "") -> None:
         """Hold a worker, or a glob of worker names, at a version.
 
-        `"head"` and numbers resolve now; an alias is followed wherever it moves. An exact name beats a glob, and of two
+        An alias is followed wherever it moves; any other reference resolves now. An exact name beats a glob, and of two
         globs the newer wins. A new pin on the same name replaces the older.
 
         Raises:
             NotFoundError: no such version, or its weights were pruned.
+            ValueError: that is no worker's name.
         """
+        arguments.name("worker", worker)
+        arguments.text("reason", reason)
+        wanted = parse(ref)
         with self.ledger.writing() as conn:
-            steering.pin(self.ledger, conn, worker, ref, reason=reason)
+            steering.pin(self.ledger, conn, worker, wanted, reason=reason)
 
     def unpin(self, worker: str) -> None:
         """Remove the pin on exactly this name or glob.
@@ -371,6 +395,7 @@ class Registry:
         Raises:
             NotFoundError: there is none.
         """
+        arguments.sought("worker", worker)
         with self.ledger.writing() as conn:
             steering.unpin(self.ledger, conn, worker)
 
@@ -385,6 +410,7 @@ class Registry:
         Raises:
             NotFoundError: nothing was published yet.
         """
+        arguments.sought("worker", worker)
         with self.ledger.reading() as conn:
             head = self.ledger.head(conn)
             number, _ = audit.resolve_target(worker, self.ledger.pins(conn), head.number)
@@ -395,9 +421,14 @@ class Registry:
 
         Raises:
             NotFoundError: no such version, or its weights were pruned.
+            ValueError: the name could be taken for another reference, or is none.
         """
+        arguments.name("alias", name)
+        wanted = parse(ref)
+        if name not in self.aliases():
+            check_new_alias(name)
         with self.ledger.writing() as conn:
-            steering.set_alias(self.ledger, conn, name, ref)
+            steering.set_alias(self.ledger, conn, name, wanted)
 
     def delete_alias(self, name: str) -> None:
         """Forget an alias.
@@ -406,6 +437,7 @@ class Registry:
             NotFoundError: there is no such alias.
             InUseError: a pin follows it.
         """
+        arguments.sought("alias", name)
         with self.ledger.writing() as conn:
             steering.delete_alias(self.ledger, conn, name)
 
@@ -421,9 +453,9 @@ class Registry:
             NotFoundError: no such version.
             InvalidWeightsError: a value is no number.
         """
-        checked = steering.check_metrics(metrics)
+        checked, wanted = steering.check_metrics(metrics), parse(ref)
         with self.ledger.writing() as conn:
-            return steering.record_metrics(self.ledger, conn, ref, checked)
+            return steering.record_metrics(self.ledger, conn, wanted, checked)
 
     def best(self, metric: str, mode: str = "max") -> Version:
         """Return the stored version with the best finite value; of equal ones the newest.
@@ -435,7 +467,11 @@ class Registry:
 
         Raises:
             NotFoundError: no stored version has a finite value of that metric.
+            ValueError: the mode is another one.
         """
+        arguments.sought("metric", metric)
+        if not isinstance(mode, str) or mode not in ("max", "min"):
+            raise ValueError(f"mode must be 'max' or 'min', found {arguments.shown(mode)}")
         with self.ledger.reading() as conn:
             return steering.best(self.ledger, conn, metric, mode)
 
@@ -482,9 +518,10 @@ class Registry:
         """
         _check_aware("since", since)
         _check_aware("until", until)
-        _check_limit(limit)
+        limit, worker = _count(limit), _sought("worker", worker)
+        wanted = None if version is None else parse(version)
         with self.ledger.reading() as conn:
-            number = None if version is None else self.ledger.resolve(conn, version).number
+            number = None if wanted is None else self.ledger.resolve(conn, wanted).number
             policy = self.ledger.find_policy(conn)
             if policy is None:
                 return []
@@ -507,8 +544,9 @@ class Registry:
         Raises:
             NotFoundError: no such version.
         """
+        wanted = parse(version)
         with self.ledger.reading() as conn:
-            found = self.ledger.resolve(conn, version)
+            found = self.ledger.resolve(conn, wanted)
             policy = self.ledger.find_policy(conn)
             assert policy is not None
             return audit.staleness(conn, policy, found.number)
@@ -530,9 +568,11 @@ class Registry:
         """
         _check_aware("since", since)
         _check_aware("until", until)
-        _check_limit(limit)
+        limit = _count(limit)
+        kind, worker = _sought("kind", kind), _sought("worker", worker)
+        wanted = None if version is None else parse(version)
         with self.ledger.reading() as conn:
-            number = None if version is None else self.ledger.resolve(conn, version).number
+            number = None if wanted is None else self.ledger.resolve(conn, wanted).number
             policy = self.ledger.find_policy(conn)
             if policy is None:
                 return []
@@ -551,7 +591,8 @@ class Registry:
         Raises:
             NotFoundError: no such version, or it was pruned.
         """
-        return inspection.verify(self.ledger, self.snapshots, self.location, ref)
+        wanted = None if ref is None else parse(ref)
+        return inspection.verify(self.ledger, self.snapshots, self.location, wanted)
 
     def prune(
         self,
@@ -576,9 +617,11 @@ class Registry:
             The versions whose weights are gone; `.kept` says why each other one stays.
 
         Raises:
+            TypeError: a number of versions is no whole number.
             ValueError: a rule that keeps nothing, or no rule at all.
             NotFoundError: no stored version has the metric that `keep_best` names. Nothing was pruned.
         """
+        keep_last, keep_every, keep_best = check_rules(keep_last, keep_every, keep_best)
         report, undeleted = prune(
             self.ledger,
             self.snapshots,
@@ -649,10 +692,9 @@ def _check_aware(name: str, moment: datetime | None) -> None:
         raise ValueError(f"{name} must be a time that UTC can hold, found {moment!r}") from None
 
 
-def _check_limit(limit: int | None) -> None:
-    if limit is None:
-        return
-    if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"limit must be a whole number, found {type(limit).__name__} {limit!r}")
-    if limit < 0:
-        raise ValueError(f"limit must not be negative, found {limit}")
+def _count(limit: int | None) -> int | None:
+    return None if limit is None else arguments.count("limit", limit)
+
+
+def _sought(what: str, name: str | None) -> str | None:
+    return None if name is None else arguments.sought(what, name)

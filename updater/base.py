@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from weightledger.registry import Registry
+from weightledger.registry import Registry, arguments
 from weightledger.registry.errors import ConflictError, InUseError
 from weightledger.registry.log import fleet, lineage
-from weightledger.registry.log.ledger import Ref
+from weightledger.registry.log.refs import Ref
+from weightledger.registry.log.refs import parse as parse_ref
 from weightledger.registry.records import Version
 from weightledger.registry.store.publishing import Draft, Publication
 from weightledger.registry.weights import codec
@@ -32,7 +33,7 @@ from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
 from weightledger.updater import claims
-from weightledger.updater.checks import check_options
+from weightledger.updater.checks import check_interval, check_options, check_timeout
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
 from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt, Series
@@ -114,16 +115,15 @@ class RemoteWeightUpdaterBase(ABC):
     ) -> None:
         check_options(
             registry=registry,
-            max_interval=max_interval,
             locate=locate,
-            timeout=timeout,
             allow_nonfinite=allow_nonfinite,
             apply=apply,
             callables={"extra": extra, "on_rollback": on_rollback},
         )
+        max_interval, timeout = check_interval(max_interval), check_timeout(timeout)
         self.policy_weights = policy_weights
         self.registry = registry
-        self.max_interval = max(0, max_interval)
+        self.max_interval = max_interval
         self.locate = locate
         self.apply = apply
         self.timeout = timeout
@@ -323,8 +323,9 @@ class RemoteWeightUpdaterBase(ABC):
             self._check_open()
             request = Request(ids=self._ids(worker_ids), forced=True)
             if version is not None:
+                wanted = parse_ref(version)
                 with self.registry.ledger.reading() as conn:
-                    request.version = mark_of(self.registry.ledger.usable(conn, version, "sync workers to"))
+                    request.version = mark_of(self.registry.ledger.usable(conn, wanted, "sync workers to"))
             self._follow_head(request)
             self._drain()
             return self._run(request)
@@ -345,12 +346,16 @@ class RemoteWeightUpdaterBase(ABC):
         """
         with self._caller:
             self._check_open()
+            meant = None if to is None else parse_ref(to)
+            arguments.text("reason", reason)
             self._drain()
             self._follow_head(Request(ids=()))
             ledger = self.registry.ledger
             with ledger.reading() as conn:
                 wanted = (
-                    ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
+                    ledger.previous_content(conn)
+                    if meant is None
+                    else ledger.usable(conn, meant, "roll back to")
                 )
             payload = self._payload_of(wanted)
             check_fit(payload, self.policy_weights, plans=self._own_plans())
@@ -548,7 +553,11 @@ class RemoteWeightUpdaterBase(ABC):
             return list(self.all_worker_ids())
         named: Any = worker_ids
         # A number is also a NumPy integer or a tensor without dimensions, both of which have an iterator's name.
-        if isinstance(named, str) or not isinstance(named, Iterable) or getattr(named, "ndim", None) == 0:
+        if (
+            isinstance(named, (str, bytes))
+            or not isinstance(named, Iterable)
+            or getattr(named, "ndim", None) == 0
+        ):
             named = [named]
         return list(dict.fromkeys(self.seats.get(key).id for key in named))
 

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from numbers import Integral, Real
 from typing import Any
 
-from weightledger.registry import Registry
+from weightledger.registry import Registry, arguments
 from weightledger.updater.push import LOAD_STATE_DICT
+
+
+def check_interval(max_interval: Any) -> int:
+    """Return how many calls pass a worker by between two pushes; a negative number is none.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    return max(0, arguments.integer("max_interval", max_interval))
+
+
+def check_timeout(timeout: Any) -> float:
+    """Return how many seconds a call may wait.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive and finite.
+    """
+    seconds = arguments.real("timeout", timeout)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"timeout must be positive seconds, since no wait is endless; found {timeout!r}")
+    return seconds
 
 
 def check_options(
     *,
     registry: Any,
-    max_interval: Any,
     locate: Any,
-    timeout: Any,
     allow_nonfinite: Any,
     apply: Any,
     callables: dict[str, Any],
@@ -28,21 +47,14 @@ def check_options(
 
     Raises:
         TypeError: an option is of another kind.
-        ValueError: the timeout is no positive, finite number of seconds.
     """
     if not isinstance(registry, Registry):
         raise TypeError(f"registry must be a Registry, as Registry.open gives it, found {registry!r}")
-    if isinstance(max_interval, bool) or not isinstance(max_interval, Integral):
-        raise TypeError(f"max_interval must be a whole number of calls, found {max_interval!r}")
     if not (isinstance(locate, str) and locate) and not callable(locate):
         raise TypeError(
             "locate must be a dotted attribute of the worker, or a callable that is given the worker, "
             f"found {locate!r}"
         )
-    if not isinstance(timeout, Real):
-        raise TypeError(f"timeout must be a number of seconds, found {timeout!r}")
-    if not 0 < float(timeout) < math.inf:
-        raise ValueError(f"timeout must be positive seconds, since no wait is endless; found {timeout!r}")
     # A text is a collection of its letters, which are no globs that anybody meant.
     if isinstance(allow_nonfinite, str) or not isinstance(allow_nonfinite, (bool, Collection)):
         raise TypeError(

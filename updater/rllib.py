@@ -21,9 +21,9 @@ import ray
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import COMPONENT_RL_MODULE
 
-from weightledger.registry import Registry
+from weightledger.registry import Registry, arguments
 from weightledger.registry.errors import InUseError, NotFoundError
-from weightledger.registry.log.ledger import Ref
+from weightledger.registry.log.refs import Ref
 from weightledger.registry.records import Version
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.rllib_learners import Learners
@@ -76,7 +76,7 @@ class RLlibUpdater:
 
     Raises:
         InUseError: the Algorithm has an updater already, or another live one steers env runners of these names.
-        ValueError: the Algorithm sends weights in a way that cannot be steered.
+        ValueError: the Algorithm sends weights in a way that cannot be steered, or `every` is less than 1.
 
     Example:
         ```python
@@ -104,7 +104,7 @@ class RLlibUpdater:
         self._algorithm = weakref.ref(algorithm)
         self._location = location(algorithm) if callable(location) else location
         self._chosen = None if modules is None else frozenset(modules)
-        self._every = every
+        self._every = arguments.count("every", every, least=1)
         self._published_at = 0
         self._prefix = prefix
         self._on_rollback = on_rollback

@@ -18,8 +18,8 @@ from sqlalchemy import func, select
 
 from weightledger.registry import Registry
 from weightledger.registry.errors import NotFoundError
-from weightledger.registry.log.ledger import Ref
 from weightledger.registry.log.models import Snapshot, VersionRow
+from weightledger.registry.log.refs import Ref
 from weightledger.registry.records import Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.registry.weights.payload import Payload

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from weightledger.registry import arguments
 from weightledger.registry.errors import InUseError, NotFoundError
 from weightledger.registry.log.fleet import Stretch
-from weightledger.registry.log.ledger import check_name
 from weightledger.updater.plan import Known
 from weightledger.updater.push import Note, Push
 
@@ -82,7 +82,7 @@ class Seats:
         """
         taken = {seat.name for seat in self}
         for name in names:
-            check_name("worker", name)
+            arguments.name("worker", name)
             if name in taken:
                 raise InUseError(
                     f"two workers are called {name!r}; what a worker holds is recorded by name, so give each its own "
@@ -109,12 +109,16 @@ class Seats:
         Raises:
             NotFoundError: no worker has that id.
         """
-        whole = hasattr(worker_id, "__index__") and not isinstance(worker_id, bool)
-        if not whole or int(worker_id) not in self._seats:
+        try:
+            number = arguments.integer("a worker id", worker_id)
+        except TypeError:
+            number = -1
+        if number not in self._seats:
             named = [seat.id for seat in self if isinstance(worker_id, str) and seat.name == worker_id]
             meant = f"; the one called {worker_id!r} has the id {named[0]}" if named else ""
-            raise NotFoundError(f"no worker {worker_id!r}: worker ids are {self.ids()}{meant}")
-        return self._seats[int(worker_id)]
+            asked = str(number) if 0 <= number <= arguments.MOST else arguments.shown(worker_id)
+            raise NotFoundError(f"no worker {asked}: worker ids are {self.ids()}{meant}")
+        return self._seats[number]
 
 
 def stretch_of(note: Note, incarnation: str) -> Stretch:

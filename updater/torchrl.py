@@ -18,7 +18,7 @@ from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.registry import Registry
-from weightledger.registry.log.ledger import Ref
+from weightledger.registry.log.refs import Ref
 from weightledger.registry.records import Version
 from weightledger.updater.core import RayRemoteWeightUpdater
 from weightledger.updater.lineage_mask import lineage_mask
@@ -115,7 +115,7 @@ class RayCollectorWeightUpdater(_Accepted):
         super().__init__(
             policy_weights,
             (),
-            max_interval or 0,
+            0 if max_interval is None else max_interval,
             registry=registry,
             locate=locate,
             apply=apply,

@@ -34,7 +34,12 @@ PolicyOption = Annotated[
     str | None, typer.Option("--policy", metavar="NAME", help="The series of versions; else 'default'.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print records as JSON, complete, times in UTC.")]
-RefArgument = Annotated[str, typer.Argument(metavar="REF", help="A version: number, alias or 'head'.")]
+RefArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF", help="A version: number, alias, head, head~2, best:METRIC[:min] or blake3:DIGITS."
+    ),
+]
 
 
 @dataclass(frozen=True)

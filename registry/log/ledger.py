@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Text, and_, bindparam, cast, func, insert, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from weightledger.registry import values
-from weightledger.registry.errors import InvalidWeightsError, NotFoundError
-from weightledger.registry.log import audit
+from weightledger.registry import arguments, values
+from weightledger.registry.errors import NotFoundError
+from weightledger.registry.log import audit, resolution
 from weightledger.registry.log import engine as db
 from weightledger.registry.log.audit import PolicyRef
 from weightledger.registry.log.models import (
@@ -38,14 +37,12 @@ from weightledger.registry.log.models import (
     Structure,
     VersionRow,
 )
+from weightledger.registry.log.refs import Meaning, Ref
 from weightledger.registry.log.runs import RunKeeper
 from weightledger.registry.log.staleness import lineage_of
 from weightledger.registry.log.statements import Statement
 from weightledger.registry.records import Pin, Version
 
-Ref = int | str | Version
-
-NUMBER = re.compile(r"v?(\d+)")
 _STRUCTURES = 64  # remembered at once; a run of training has one or two
 _KNOWN_PLACES = 1024  # remembered at once; an update needs those of the head and of the pins
 _IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
@@ -311,7 +308,7 @@ class Ledger:
         policy = self.find_policy(conn)
         found = None
         # A larger number than a row can have would be the driver's error, not ours.
-        if policy is not None and 0 < number < 2**63:
+        if policy is not None and 0 < number <= arguments.MOST:
             found = conn.execute(_VERSION, {"policy": policy.id, "number": number}).first()
         if policy is None or found is None:
             raise NotFoundError(self._no_such_version(conn, number))
@@ -331,43 +328,16 @@ class Ledger:
             return []
         return self._select(conn, policy, and_(VersionRow.state == "stored", Snapshot.stored))
 
-    def resolve(self, conn: Connection, ref: Ref) -> Version:
-        """Return the version that a number, alias, `"head"` or `Version` names.
+    def resolve(self, conn: Connection, ref: Ref | Meaning) -> Version:
+        """Return the version that a reference names; see `refs`.
 
         Raises:
-            NotFoundError: nothing bears that name; the text says what exists.
-            TypeError: `ref` is none of these.
+            NotFoundError: nothing bears that name, or several contents do; the text says what exists.
+            TypeError: `ref` is no reference.
         """
-        return self.version(conn, self.number(conn, ref))
+        return resolution.resolve(self, conn, ref)
 
-    def number(self, conn: Connection, ref: Ref) -> int:
-        """Return the number that a reference stands for; it need not exist when it is a number."""
-        if isinstance(ref, Version):
-            if ref.policy != self.policy:
-                raise NotFoundError(
-                    f"{ref!r} belongs to policy {ref.policy!r}, not to {self.policy!r}; open that policy instead"
-                )
-            return ref.number
-        if isinstance(ref, int) and not isinstance(ref, bool):
-            return ref
-        if not isinstance(ref, str):
-            raise TypeError(
-                f"a version is named by a number, an alias, 'head' or a Version, not by {type(ref).__name__} {ref!r}"
-            )
-        if ref == "head":
-            return self.head(conn).number
-        alias = self.aliases(conn).get(ref)
-        if alias is not None:
-            return alias
-        match = NUMBER.fullmatch(ref)
-        if match:
-            return int(match[1])
-        names = ", ".join(sorted(self.aliases(conn))) or "none"
-        raise NotFoundError(
-            f"no version or alias {ref!r} in policy {self.policy!r}: aliases are: {names}; {self._span(conn)}"
-        )
-
-    def usable(self, conn: Connection, ref: Ref, what: str) -> Version:
+    def usable(self, conn: Connection, ref: Ref | Meaning, what: str) -> Version:
         """Return a version whose weights can be loaded.
 
         Raises:
@@ -471,7 +441,7 @@ class Ledger:
                     return self.version(conn, number)
         raise NotFoundError(
             f"nothing to roll back to: no stored version on the lineage of v{head.number} of policy "
-            f"{self.policy!r} has other content than it; name a version to restore ({self._span(conn)})"
+            f"{self.policy!r} has other content than it; name a version to restore ({self.span(conn)})"
         )
 
     def aliases(self, conn: Connection) -> dict[str, int]:
@@ -549,7 +519,8 @@ class Ledger:
         above = conn.scalar(stored.where(VersionRow.number > number).order_by(VersionRow.number).limit(1))
         return " and ".join(f"v{found}" for found in (below, above) if found is not None)
 
-    def _span(self, conn: Connection) -> str:
+    def span(self, conn: Connection) -> str:
+        """Say which versions there are."""
         policy = self.find_policy(conn)
         low = high = None
         if policy is not None:
@@ -561,7 +532,8 @@ class Ledger:
         return "it has no versions yet" if low is None else f"versions are {low}..{high}"
 
     def _no_such_version(self, conn: Connection, number: int) -> str:
-        return f"no version {number} in policy {self.policy!r}: {self._span(conn)}"
+        which = str(number) if abs(number) <= arguments.MOST else "of so large a number"
+        return f"no version {which} in policy {self.policy!r}: {self.span(conn)}"
 
     def _nothing_yet(self, conn: Connection) -> str:
         others = ", ".join(repr(name) for name in self.policies(conn) if name != self.policy)
@@ -611,24 +583,3 @@ def _structure_text(structure: Mapping[str, Any]) -> str:
 def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
     for start in range(0, len(keys), _IN_CHUNK):
         yield keys[start : start + _IN_CHUNK]
-
-
-def check_name(what: str, name: str) -> None:
-    if not isinstance(name, str) or not name.strip() or len(name) > 255 or not name.isprintable():
-        raise ValueError(f"expected printable text of 1 to 255 characters as {what} name, found {name!r}")
-
-
-def check_text(what: str, text: str) -> None:
-    """Refuse what no database keeps, before anything is written."""
-    if not isinstance(text, str):
-        raise InvalidWeightsError(f"{what} must be text, found {type(text).__name__} {text!r}")
-    if values.surrogate(text):
-        raise InvalidWeightsError(
-            f"{what} is the text {ascii(text)[:80]}, which has a lone surrogate and is no UTF-8"
-        )
-
-
-def check_number(what: str, number: int | None) -> None:
-    """Refuse what would never equal a number, instead of taking it for a number that has moved on."""
-    if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-        raise TypeError(f"{what} is the number of a version, found {type(number).__name__} {number!r}")

@@ -1,4 +1,7 @@
-"""What people decide about versions: rollback, aliases, pins, metrics. Each leaves an event."""
+"""What people decide about versions: rollback, aliases, pins, metrics. Each leaves an event.
+
+Callers have checked what does not depend on the log, before they began the transaction.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, insert, update
 
+from weightledger.registry import arguments
 from weightledger.registry.errors import ConflictError, InUseError, InvalidWeightsError, NotFoundError
-from weightledger.registry.log.ledger import NUMBER, Ledger, Ref, check_name, check_number, check_text, now
-from weightledger.registry.log.models import Alias, Metric, PinRow, Snapshot, VersionRow
+from weightledger.registry.log import resolution
+from weightledger.registry.log.ledger import Ledger, now
+from weightledger.registry.log.models import Alias, PinRow
+from weightledger.registry.log.refs import Meaning
 from weightledger.registry.log.versioning import append_rollback, write_metrics
 from weightledger.registry.records import Version
 
@@ -18,7 +24,7 @@ from weightledger.registry.records import Version
 def roll_back(
     ledger: Ledger,
     conn: Connection,
-    to: Ref | None,
+    to: Meaning | None,
     *,
     reason: str,
     expected_head: int | None,
@@ -42,7 +48,6 @@ def roll_back_to(
 
 
 def _expect_head(ledger: Ledger, conn: Connection, expected: int | None) -> int:
-    check_number("expected_head", expected)
     head = ledger.head_number(conn)
     if head is None:
         head = ledger.head(conn).number  # raises
@@ -55,7 +60,6 @@ def _expect_head(ledger: Ledger, conn: Connection, expected: int | None) -> int:
 
 
 def _restore(ledger: Ledger, conn: Connection, wanted: Version, head: int, reason: str) -> Version:
-    check_text("reason", reason)
     at = now()
     number = append_rollback(ledger, conn, wanted, at=at, message=reason)
     if number is None:
@@ -81,15 +85,10 @@ def _restore(ledger: Ledger, conn: Connection, wanted: Version, head: int, reaso
     )
 
 
-def set_alias(ledger: Ledger, conn: Connection, name: str, ref: Ref) -> None:
+def set_alias(ledger: Ledger, conn: Connection, name: str, ref: Meaning) -> None:
     """Let a name stand for a version, wherever it stood before."""
-    check_name("alias", name)
-    if name == "head" or NUMBER.fullmatch(name):
-        raise ValueError(
-            f"alias {name!r} would be taken for a version; choose a name that is no number or 'head'"
-        )
-    target = ledger.usable(conn, ref, f"give alias {name!r} to")
     before = ledger.aliases(conn).get(name)
+    target = ledger.usable(conn, ref, f"give alias {name!r} to")
     policy, row = ledger.policy_ref(conn), ledger.row(conn, target.number)
     where = and_(Alias.policy_id == policy.id, Alias.name == name)
     if before is None:
@@ -121,11 +120,9 @@ def delete_alias(ledger: Ledger, conn: Connection, name: str) -> None:
     ledger.event(conn, "alias_deleted", version=before[name], details={"alias": name})
 
 
-def pin(ledger: Ledger, conn: Connection, worker: str, ref: Ref, *, reason: str) -> None:
+def pin(ledger: Ledger, conn: Connection, worker: str, ref: Meaning, *, reason: str) -> None:
     """Hold a worker, or a glob of names, at a version; a newer pin of the same name replaces the older."""
-    check_name("worker", worker)
-    check_text("reason", reason)
-    alias = ref if isinstance(ref, str) and ref in ledger.aliases(conn) else None
+    alias = resolution.alias(ledger, conn, ref)
     target = ledger.usable(conn, ref, f"pin {worker!r} to")
     policy = ledger.policy_ref(conn)
     # Delete and insert, so that the newer of two globs is the one with the higher id.
@@ -160,7 +157,7 @@ def unpin(ledger: Ledger, conn: Connection, worker: str) -> None:
     ledger.event(conn, "unpin", worker=worker)
 
 
-def record_metrics(ledger: Ledger, conn: Connection, ref: Ref, metrics: Mapping[str, float]) -> Version:
+def record_metrics(ledger: Ledger, conn: Connection, ref: Meaning, metrics: Mapping[str, float]) -> Version:
     """Write numbers that were learnt about a version after it was published."""
     found = ledger.resolve(conn, ref)
     write_metrics(ledger, conn, ledger.row(conn, found.number).id, metrics)
@@ -174,28 +171,8 @@ def best(ledger: Ledger, conn: Connection, metric: str, mode: str) -> Version:
     Raises:
         NotFoundError: no stored version has a finite value of that metric.
     """
-    if mode not in ("max", "min"):
-        raise ValueError(f"mode must be 'max' or 'min', found {mode!r}")
     policy = ledger.find_policy(conn)
-    number = None
-    if policy is not None:
-        infinite = float("inf")
-        value = Metric.value.desc() if mode == "max" else Metric.value.asc()
-        number = conn.scalar(
-            select(VersionRow.number)
-            .join(Metric, Metric.version_id == VersionRow.id)
-            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
-            .where(
-                Metric.policy_id == policy.id,
-                Metric.name == metric,
-                Metric.value > -infinite,
-                Metric.value < infinite,
-                VersionRow.state == "stored",
-                Snapshot.stored,
-            )
-            .order_by(value, VersionRow.number.desc())
-            .limit(1)
-        )
+    number = None if policy is None else next(resolution.scored(conn, policy, metric, mode), None)
     if number is None:
         raise NotFoundError(
             f"no version with a finite {metric!r} in policy {ledger.policy!r}{ledger.metric_names(conn)}"
@@ -209,24 +186,17 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     Raises:
         InvalidWeightsError: a name cannot be kept, or a value is no number.
     """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidWeightsError(f"metrics must map names to numbers, found {arguments.shown(metrics)}")
     result: dict[str, float] = {}
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise InvalidWeightsError(
-            f"metrics must map names to numbers, found {type(metrics).__name__} {metrics!r}"
-        )
-    for name, value in (metrics or {}).items():
+    for name, value in metrics.items():
         if not isinstance(name, str):
-            raise InvalidWeightsError(f"metric names are text, found {type(name).__name__} {name!r}")
+            raise InvalidWeightsError(f"metric names are text, found {arguments.shown(name)}")
         try:
-            check_name("metric", name)
+            arguments.name("metric", name)
         except ValueError as error:
-            raise InvalidWeightsError(str(error)) from error
-        if isinstance(value, (str, bytes)):
-            raise InvalidWeightsError(f"metric {name!r} must be a number, found the text {value!r}")
-        try:
-            result[name] = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidWeightsError(
-                f"metric {name!r} must be a number, found {type(value).__name__} {value!r}"
-            ) from error
+            raise InvalidWeightsError(str(error)) from None
+        result[name] = arguments.real(f"metric {name!r}", value, error=InvalidWeightsError)
     return result

@@ -20,7 +20,6 @@ from weightledger.registry.log.ledger import (
     Ledger,
     NewFile,
     Place,
-    check_number,
     now,
 )
 from weightledger.registry.log.models import Metric, PinRow, Policy, Snapshot, VersionRow
@@ -179,7 +178,6 @@ def check_parent(ledger: Ledger, found: Standing, parent: int | None) -> None:
     Raises:
         ConflictError: `parent` is given and is not the head.
     """
-    check_number("parent", parent)
     if parent is not None and parent != (found.head or 0):
         head = "the policy is empty" if found.head is None else f"the head is v{found.head}"
         raise ConflictError(

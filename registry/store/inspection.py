@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, or_, select
 
 from weightledger.registry.errors import CorruptionError, StorageError
-from weightledger.registry.log.ledger import FileEntry, Ledger, Ref
+from weightledger.registry.log.ledger import FileEntry, Ledger
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
+from weightledger.registry.log.refs import Meaning
 from weightledger.registry.log.runs import file_tag, policy_is_locked
 from weightledger.registry.records import Fault, FaultKind
 from weightledger.registry.store.arriving import Arrival
@@ -103,7 +104,7 @@ class _Stored:
     versions: tuple[int, ...]
 
 
-def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Ref | None) -> list[Fault]:
+def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | None) -> list[Fault]:
     """Re-read the files of one version, or of all and look for strays too. Changes nothing."""
     with ledger.reading() as conn:
         number = None if ref is None else ledger.usable(conn, ref, "verify").number

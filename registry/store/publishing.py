@@ -23,10 +23,10 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from weightledger.registry import values
+from weightledger.registry import arguments, values
 from weightledger.registry.errors import InUseError, InvalidWeightsError, NotFoundError, WeightLedgerError
 from weightledger.registry.log import steering, versioning
-from weightledger.registry.log.ledger import Entry, FileEntry, Ledger, NewFile, check_text
+from weightledger.registry.log.ledger import Entry, FileEntry, Ledger, NewFile
 from weightledger.registry.log.runs import file_tag, policy_lock
 from weightledger.registry.log.versioning import Opened, Standing
 from weightledger.registry.records import Version
@@ -127,7 +127,7 @@ class Publisher:
         numbers = steering.check_metrics(metrics)
         kept = check_metadata(metadata)
         step = check_step(step)
-        check_text("message", message)
+        arguments.text("message", message)
         content = codec.flatten(weights) if content is None else content
         more = None if extra is None else codec.flatten_extra(extra)
         if not self._buffer.acquire(timeout=_BUFFER_PATIENCE):
@@ -530,14 +530,14 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         InvalidWeightsError: a key is no text, or a value is none that can be kept.
     """
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise InvalidWeightsError(
-            f"metadata must map names to values, found {type(metadata).__name__} {metadata!r}"
-        )
-    for key in metadata or {}:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise InvalidWeightsError(f"metadata must map names to values, found {arguments.shown(metadata)}")
+    for key in metadata:
         if not isinstance(key, str):
-            raise InvalidWeightsError(f"metadata keys are text, found {type(key).__name__} {key!r}")
-    kept = values.decode(values.encode(dict(metadata or {}), "metadata"))
+            raise InvalidWeightsError(f"metadata keys are text, found {arguments.shown(key)}")
+    kept = values.decode(values.encode(dict(metadata), "metadata"))
     assert isinstance(kept, dict)
     return kept
 
@@ -548,15 +548,4 @@ def check_step(step: Any) -> int | None:
     Raises:
         InvalidWeightsError: it is no whole number, or none that 64 bits hold.
     """
-    if step is None:
-        return None
-    try:
-        # operator.index accepts every kind of integer, tensors of one included, and copies its value now.
-        number = step.__index__()
-    except (AttributeError, TypeError) as error:
-        raise InvalidWeightsError(
-            f"step must be a whole number, found {type(step).__name__} {step!r}"
-        ) from error
-    if not -(2**63) <= number < 2**63:
-        raise InvalidWeightsError(f"step must fit into 64 bits, found {number}")
-    return int(number)
+    return None if step is None else arguments.within_64_bits("step", step, error=InvalidWeightsError)

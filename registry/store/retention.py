@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from weightledger.registry import arguments
+
 BestRule: TypeAlias = tuple[str, int] | tuple[str, int, str]
 
 _ACCEPTED = (
@@ -32,26 +34,22 @@ class Candidate:
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
-def check_rules(keep_last: int | None, keep_every: int | None, keep_best: BestRule | None) -> None:
-    """Refuse rules that keep nothing, or that are none.
+def check_rules(
+    keep_last: int | None, keep_every: int | None, keep_best: BestRule | None
+) -> tuple[int | None, int | None, BestRule | None]:
+    """Return the rules in plain numbers; refuse those that keep nothing, or that are none.
 
     Raises:
+        TypeError: A number of versions is no whole number.
         ValueError: Says which rule is wrong and what is accepted.
     """
     if keep_last is None and keep_every is None and keep_best is None:
         raise ValueError(f"prune: expected a rule, found none: {_ACCEPTED}")
-    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
-        if value is not None and not _counts(value):
-            raise ValueError(f"prune: {name}={value!r}: {_ACCEPTED}")
-    if keep_best is not None and not (
-        isinstance(keep_best, (tuple, list))
-        and len(keep_best) in (2, 3)
-        and isinstance(keep_best[0], str)
-        and keep_best[0]
-        and _counts(keep_best[1])
-        and (len(keep_best) == 2 or keep_best[2] in ("max", "min"))
-    ):
-        raise ValueError(f"prune: keep_best={keep_best!r}: {_ACCEPTED}")
+    return (
+        None if keep_last is None else _count("keep_last", keep_last),
+        None if keep_every is None else _count("keep_every", keep_every),
+        None if keep_best is None else _check_best(keep_best),
+    )
 
 
 def keep_reasons(
@@ -89,9 +87,11 @@ def keep_reasons(
             without the metric are never among them; of equal values the newer wins.
 
     Raises:
+        TypeError: A number of versions is no whole number.
+
         ValueError: A rule would keep nothing, or there is none.
     """
-    check_rules(keep_last, keep_every, keep_best)
+    keep_last, keep_every, keep_best = check_rules(keep_last, keep_every, keep_best)
     by_number = {each.number: each for each in candidates}
     numbers = sorted(by_number)
     reasons: dict[int, list[str]] = {number: [] for number in numbers}
@@ -138,8 +138,22 @@ def released_files(candidates: Iterable[Candidate], kept: Iterable[int]) -> froz
     return frozenset(going - needed)
 
 
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _check_best(rule: BestRule) -> BestRule:
+    mode = "max"
+    if isinstance(rule, (tuple, list)) and len(rule) in (2, 3):
+        metric, count, *rest = rule
+        if rest:
+            mode = rest[0]
+        if isinstance(metric, str) and metric and isinstance(mode, str) and mode in ("max", "min"):
+            return metric, _count("keep_best", count), mode
+    raise ValueError(f"prune: keep_best={arguments.shown(rule)}: {_ACCEPTED}")
+
+
+def _count(rule: str, value: object) -> int:
+    try:
+        return arguments.count(rule, value, least=1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"prune: {error}: {_ACCEPTED}") from None
 
 
 def _best(candidates: Iterable[Candidate], rule: BestRule) -> list[int]:

@@ -72,7 +72,9 @@ def test_the_newest_and_the_best_survive_a_keep_last_of_one() -> None:
 )
 def test_a_rule_that_keeps_nothing_is_refused_and_told_what_is_accepted(rules: dict[str, Any]) -> None:
     """CK-03: never "all gone"."""
-    with pytest.raises(ValueError, match=r"accepted are keep_last=n and keep_every=n .* at least 1"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"accepted are keep_last=n and keep_every=n .* at least 1"
+    ):
         kept(stored(1, 2, 3), **rules)
 
 
