@@ -44,7 +44,7 @@ class SchemaError(WeightLedgerError):
 
 
 class StorageError(WeightLedgerError):
-    """The operating system refused to store or remove something, its own error is the cause; or it was closed before."""
+    """The operating system refused to store or remove something (its own error is the cause), or it was closed."""
 
 
 class SyncError(WeightLedgerError):
