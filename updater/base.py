@@ -788,6 +788,7 @@ class RemoteWeightUpdaterBase(ABC):
             cast=self.cast,
             allow_nonfinite=_frozen(self.allow_nonfinite),
             patience=patience,
+            registry=str(self.registry.location),
         )
 
     def _tidy(self, wanted: Collection[str]) -> None:

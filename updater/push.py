@@ -30,6 +30,7 @@ class Push:
 
     series: Series
     run: str
+    """The run that sends it."""
     version: int
     digest: str
     """Content digest of the version."""
@@ -47,6 +48,10 @@ class Push:
     """Whether finite numbers may become infinite when they are cast; or globs of the tensors in which they may."""
     patience: float = 60.0
     """Seconds that the worker may wait for its own `acting` blocks to end."""
+    registry: str = ""
+    """Where the run has its registry."""
+    ignore: tuple[str, ...] = ()
+    """Globs of the names of tensors that the worker's own code writes, besides buffers."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Probe:
     names: tuple[str, ...] | None
     """Canonical names of the version that it should hold; None for those that its module names itself."""
     patience: float = 60.0
+    hashes: bool = True
+    """Whether the bytes are hashed; else it only says whether anybody is known to have written into them."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +82,23 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """The highest order that a worker has seen of a series, and whose it was."""
+
+    order: int
+    run: str
+    registry: str
+    """Where that run has its registry."""
+
+
+@dataclass(frozen=True)
 class Receipt:
     """A worker's answer to a push.
 
     `applied`: it holds the version now. `relabelled`: it held equal content already. `stale`: it has seen a higher
-    order and changed nothing. `bytes_wanted`: it does not hold the content that was to be relabelled. `kept`: the
-    weights do not fit, it holds what it held. `busy`: it was still acting when its patience ended, it holds what it
-    held. `broken`: the worker's own code raised on the way, what it holds is
-    not known.
+    order, or this one with other content, and changed nothing. `bytes_wanted`: it does not hold the content that was to
+    be relabelled. `kept`: the weights do not fit, it holds what it held. `busy`: it was still acting when its patience
+    ended, it holds what it held. `broken`: the worker's own code raised on the way, what it holds is not known.
     """
 
     outcome: Outcome
@@ -91,8 +107,12 @@ class Receipt:
     now: Note | None
     """What it holds after the push; None when that is not known."""
     before: Note | None
-    """What it held before the push; None when nothing was known."""
+    """What it held before the push; None when that was not known."""
     error: str = ""
+    overwritten: str = ""
+    """Why what it was sent before is not known to be there any more: somebody wrote over it."""
+    last: Seen | None = None
+    """The highest order that it had seen before."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,7 @@ class Inspection:
 
     incarnation: str
     note: Note | None
+    """What it was sent last, whether it is still there or not."""
     last_order: int
     """The highest order that it has seen."""
     hashes: dict[str, str] | None = field(repr=False)
@@ -108,3 +129,11 @@ class Inspection:
     digest: str | None
     """Content digest over these."""
     error: str = ""
+    overwritten: str = ""
+    """As in `Receipt`."""
+    buffers: frozenset[str] = frozenset()
+    """Names of the tensors that its module's own forward may write."""
+    noted: dict[str, str] | None = field(default=None, repr=False)
+    """Hash of every tensor as it was written, where the worker had to make them because of a cast."""
+    busy: bool = False
+    """A push is being carried out, so that nothing can be said."""

@@ -150,12 +150,12 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         assert push is not None
         number = self._next_number(worker_id) if isinstance(push, Push) else 0
         if _is_actor(handle):
-            return handle.__ray_call__.remote(receive_in_runner, push, content, self.module_id, number)
+            return handle.__ray_call__.remote(receive_in_runner, push, content, number)
         if content is not None:
             content = self._fetch(content)
             if content is None:
                 return Trouble("bytes_lost", "the object store has lost the weights")
-        return receive_in_runner(handle, push, content, self.module_id, number)
+        return receive_in_runner(handle, push, content, number)
 
     def _next_number(self, worker_id: int) -> int:
         """Return RLlib's number for a push: higher than that of any before it to the same env runner.

@@ -24,7 +24,6 @@ STAMP = "policy_version"
 NO_VERSION = 0
 """The stamp of steps whose weights are no known version."""
 
-_ATTRIBUTE = "_weightledger_marks"
 _SINGLE = ("default_policy", "default")
 
 
@@ -83,17 +82,7 @@ class ModuleOf:
         return module.unwrapped() if hasattr(module, "unwrapped") else module
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """What a module looked like right after a push; cheap to compare before each stamp."""
-
-    module: int
-    writes: int
-
-
-def receive_in_runner(
-    runner: Any, push: Push | Probe, payload: Any, module_id: str, number: int
-) -> Receipt | Inspection:
+def receive_in_runner(runner: Any, push: Push | Probe, payload: Any, number: int) -> Receipt | Inspection:
     """Carry out one instruction in an env runner, as `receiver.receive` does, and give RLlib its number for it.
 
     RLlib itself loads weights by number only, and takes over the number of those that it did not load; so the number
@@ -102,13 +91,7 @@ def receive_in_runner(
     answer = receive(runner, push, payload)
     if isinstance(answer, Receipt) and answer.outcome in ("applied", "relabelled"):
         runner._weights_seq_no = max(runner._weights_seq_no, number)
-        mark_module(runner, module_id)
     return answer
-
-
-def mark_module(runner: Any, module_id: str) -> None:
-    """Remember what a module looks like now, so that writes of others show."""
-    vars(runner).setdefault(_ATTRIBUTE, {})[module_id] = _mark(ModuleOf(module_id).module(runner))
 
 
 def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:
@@ -117,9 +100,6 @@ def runner_version(runner: Any, module_id: str = _SINGLE[0]) -> int | None:
     Returns:
         The version; None before the first push, and when somebody wrote into the module since the last one.
     """
-    mark = vars(runner).get(_ATTRIBUTE, {}).get(module_id)
-    if mark is None or mark != _mark(ModuleOf(module_id).module(runner)):
-        return None
     return held_version(runner, policy_of(module_id))
 
 
@@ -168,8 +148,3 @@ def _add_column(episode: Any, version: int | None) -> None:
     episode.extra_model_outputs[STAMP] = InfiniteLookbackBuffer(
         stamps if episode.is_numpy else list(stamps), lookback=actions.lookback
     )
-
-
-def _mark(module: Any) -> _Mark:
-    # PyTorch counts the writes into each tensor. Buffers are left out: some modules write into theirs as they act.
-    return _Mark(id(module), sum(parameter._version for parameter in module.parameters()))

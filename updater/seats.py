@@ -123,4 +123,4 @@ class Seats:
 
 def stretch_of(note: Note, incarnation: str) -> Stretch:
     """Turn a worker's own note into the row that stands for it."""
-    return Stretch(note.version, note.digest, note.sent_digest, note.order, incarnation)
+    return Stretch(note.version, note.digest, note.sent_digest, note.order, note.run, incarnation)

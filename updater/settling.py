@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weightledger.registry.log.fleet import Settlement, Verdict
-from weightledger.updater.push import Note, Push, Receipt
+from weightledger.updater.push import Inspection, Note, Push, Receipt
 from weightledger.updater.reports import Status
-from weightledger.updater.seats import Seat
+from weightledger.updater.seats import Seat, stretch_of
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,18 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
 
     def not_applied(detail: str) -> tuple[tuple[Settlement, ...], Settlement]:
         kept, doubt = settled("kept", detail), _doubt(seat, receipt)
-        return (earlier, kept) if doubt is None else ((*earlier, kept), settled(*doubt))
+        return (earlier, kept) if doubt is None else ((*earlier, kept), doubt)
 
+    now = receipt.now
     match receipt.outcome:
-        case "applied" | "relabelled":
-            cast = receipt.now.cast if receipt.now is not None else ()
-            detail = f"cast to the worker's dtype: {', '.join(cast)}" if cast else ""
+        case "applied" | "relabelled" if now is not None and _is_of(now, push):
+            detail = f"cast to the worker's dtype: {', '.join(now.cast)}" if now.cast else ""
             status: Status = "current" if receipt.outcome == "relabelled" else "synced"
-            return Reading(earlier, settled("confirmed", detail), status, "")
+            ended = _false_record(seat, receipt)
+            return Reading((*ended, *earlier), settled("confirmed", detail), status, "")
+        case "applied" | "relabelled":
+            detail = f"its receipt is not for v{push.version}: it says that it holds {_told(now)}"
+            return Reading(earlier, settled("unknown", detail), "failed", detail)
         case "bytes_wanted":
             return Reading(
                 *not_applied("it holds other content than was recorded"), "failed", "", resend=True
@@ -127,13 +131,16 @@ def _earlier(seat: Seat, push: Push, receipt: Receipt) -> tuple[Settlement, ...]
 
 def was_left_open(seat: Seat, note: Note) -> bool:
     """Tell whether a note is of a push that an earlier updater never got an answer to."""
-    return bool(seat.open_pending) and any(pending.order == note.order for pending in seat.open_pending)
+    return any(
+        (pending.order, pending.run, pending.version, pending.digest)
+        == (note.order, note.run, note.version, note.digest)
+        for pending in seat.open_pending
+    )
 
 
 def is_on_record(seat: Seat, note: Note, incarnation: str) -> bool:
     """Tell whether a worker's note is of the holding that the registry has of it."""
-    held = seat.open_held
-    return held is not None and held.order == note.order and held.incarnation == incarnation
+    return seat.open_held == stretch_of(note, incarnation)
 
 
 def is_vouched(seat: Seat, note: Note, incarnation: str) -> bool:
@@ -141,15 +148,51 @@ def is_vouched(seat: Seat, note: Note, incarnation: str) -> bool:
     return is_on_record(seat, note, incarnation) or was_left_open(seat, note)
 
 
-def _doubt(seat: Seat, receipt: Receipt) -> tuple[Verdict, str] | None:
+def read_answer(seat: Seat, answer: Inspection) -> Settlement | None:
+    """Tell what ends the holding on record, by what a worker says of itself; None when it still stands."""
+    if answer.busy:
+        return None
+    note = None if answer.overwritten else answer.note
+    return _end(seat, note, answer.incarnation, answer.overwritten)
+
+
+def _is_of(note: Note, push: Push) -> bool:
+    if (note.order, note.run, note.version, note.digest) != (push.order, push.run, push.version, push.digest):
+        return False
+    return note.sent_digest == push.sent_digest or bool(note.cast)
+
+
+def _told(note: Note | None) -> str:
+    return "nothing known" if note is None else f"v{note.version} by order {note.order} of run {note.run}"
+
+
+def _false_record(seat: Seat, receipt: Receipt) -> tuple[Settlement, ...]:
+    """End the holding on record where it did not last until this push."""
+    if seat.open_held is None or seat.open_held.incarnation != receipt.incarnation:
+        return ()
+    found = _end(seat, receipt.before, receipt.incarnation, receipt.overwritten)
+    return () if found is None else (found,)
+
+
+def _doubt(seat: Seat, receipt: Receipt) -> Settlement | None:
     """Tell what ends the holding on record, although the push changed nothing; None when it still stands."""
-    if seat.open_held is None:
+    return _end(seat, receipt.now, receipt.incarnation, receipt.overwritten)
+
+
+def _end(seat: Seat, note: Note | None, incarnation: str, overwritten: str) -> Settlement | None:
+    held = seat.open_held
+    if held is None or (note is not None and is_vouched(seat, note, incarnation)):
         return None
-    if receipt.now is None:
-        return "lost", "it holds nothing that was sent: a new process"
-    if is_vouched(seat, receipt.now, receipt.incarnation):
-        return None
-    return "unknown", f"it says that it holds order {receipt.now.order}, which is not the one on record"
+    verdict: Verdict = "unknown"
+    if overwritten:
+        verdict, detail = "drifted", f"it does not hold v{held.version} any more: {overwritten}"
+    elif note is not None:
+        detail = f"it says that it holds {_told(note)}, which is not what is on record"
+    else:
+        verdict, detail = "lost", "it holds nothing that was sent: a new process"
+    return Settlement(
+        seat.row, seat.name, verdict, version=held.version, incarnation=incarnation, detail=detail
+    )
 
 
 def confirmation(seat: Seat, note: Note, incarnation: str, detail: str) -> Settlement:

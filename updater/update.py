@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from weightledger.registry.errors import InUseError
 from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.audit import resolve_target
 from weightledger.registry.log.fleet import Settlement
+from weightledger.updater.claims import is_steered
 from weightledger.updater.plan import Action, Known, Situation, Target, decide, refused_tensors
 from weightledger.updater.push import Push, Receipt
 from weightledger.updater.reports import Status, SyncReport, WorkerOutcome
@@ -55,6 +57,10 @@ class _Work:
     server: ServerWeights | None = None
     reread: bool = False
     """The transport lost the bytes once; they were read from the file again."""
+    remark: str = ""
+    """What the report says of it beside its status."""
+    ahead: bool = False
+    """It had seen a higher order than this registry gave, and was sent the weights again under one beyond it."""
 
 
 class Update:
@@ -311,6 +317,8 @@ class Update:
         earlier: list[Settlement] = []
         settlements: list[Settlement] = []
         again: list[_Work] = []
+        ahead = self._ahead(answers)
+        jumps: list[fleet.Ahead] = []
         for key, answer in answers.items():
             work = self._outstanding.pop(key)
             seat, flight = work.seat, work.seat.flight
@@ -320,23 +328,27 @@ class Update:
                 reading = read_receipt(seat, flight.push, result)
             else:
                 reading = read_trouble(seat, flight.push, result)
+            if key in ahead:
+                reading = self._read_ahead(work, ahead[key], reading)
+                if reading.resend:
+                    jumps.append(ahead[key])
             if not (flight.told_silent and reading.status == "timeout"):
                 earlier.extend(reading.earlier)
                 settlements.append(self._apply(seat, reading, result))
             if isinstance(result, Trouble) and result.kind == "restarting" and left > 0:
                 self._lose(work, result)
-            elif reading.resend or self._must_reread(work, result):
+            elif (reading.resend and left > 0) or self._must_reread(work, result):
                 work.action = "push"
                 again.append(work)
             elif work.action == "wait" and reading.status not in ("timeout", "dead"):
                 if self._redecide(work):
                     again.append(work)
                 elif self._holds_target(work) and reading.status == "synced":
-                    self._note(seat, work.target, "synced", "", time.perf_counter() - flight.started)
+                    self._note(seat, work.target, "synced", work.remark, time.perf_counter() - flight.started)
             else:
                 seconds = time.perf_counter() - flight.started
                 rejected = not seat.took and is_rejection(result)
-                self._note(seat, work.target, reading.status, reading.error, seconds, rejected)
+                self._note(seat, work.target, reading.status, reading.error or work.remark, seconds, rejected)
         back, buried = self._revived(left)
         again += back
         settlements += buried
@@ -347,6 +359,8 @@ class Update:
         with self._ledger.writing() as conn:
             fleet.settle(self._ledger, conn, earlier)
             fleet.settle(self._ledger, conn, settlements)
+            if jumps:
+                fleet.catch_up(self._ledger, conn, jumps)
             if unclosed:
                 self._serving.close(conn)
             order = self._intend(conn, again)
@@ -354,6 +368,46 @@ class Update:
             self._serving.closed()
         self._send(again, order)
         self._outstanding.update({work.seat.id: work for work in again})
+
+    def _ahead(self, answers: dict[int, Any]) -> dict[int, fleet.Ahead]:
+        """Find the workers that turned a push down for an order that this registry did not give them."""
+        stale = {
+            key: answer
+            for key, answer in answers.items()
+            if isinstance(answer, Receipt) and answer.outcome == "stale" and answer.last is not None
+        }
+        if not stale:
+            return {}
+        found = {}
+        with self._ledger.reading() as conn:
+            for key, receipt in stale.items():
+                seat, last = self._outstanding[key].seat, receipt.last
+                assert last is not None
+                # The same order with other content is not the one on record either.
+                if last.order == receipt.order or not fleet.is_given(conn, seat.row, last.order, last.run):
+                    found[key] = fleet.Ahead(seat.row, seat.name, last.order, last.run, last.registry)
+        return found
+
+    def _read_ahead(self, work: _Work, ahead: fleet.Ahead, reading: Reading) -> Reading:
+        """Go on beyond the order that a worker has seen, unless the run that gave it is alive."""
+        who = f"run {ahead.run} of the registry at {ahead.registry}"
+        if is_steered(self._registry, ahead):
+            error = (
+                f"{InUseError.__name__}: {who} is alive and steers it, too: it gave order {ahead.order}. Nothing was "
+                "sent over that; end that run, or give this updater other workers"
+            )
+        elif work.ahead:
+            error = f"{who} pushes to it at the same time: it has seen order {ahead.order} meanwhile"
+        else:
+            work.ahead = True
+            work.remark = (
+                f"it was ahead of this registry: it had seen order {ahead.order} of {who}, which is gone; the orders "
+                "go on from there, and it was sent its weights again"
+            )
+            settlement = reading.settlement._replace(detail=work.remark, eventful=False)
+            return reading._replace(settlement=settlement, resend=True, status="failed")
+        settlement = reading.settlement._replace(detail=error)
+        return reading._replace(settlement=settlement, status="failed", error=error)
 
     def _must_reread(self, work: _Work, result: Receipt | Trouble) -> bool:
         """Forget bytes that the transport lost; tells whether they are to be sent once more, from the file."""

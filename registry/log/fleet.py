@@ -4,6 +4,7 @@ Rules kept here
 - An intention (a `holdings` row without `confirmed_at`) is committed before its push leaves.
 - Only a worker's own receipt confirms a row; nothing else makes a holding.
 - A worker has at most one open confirmed row and one open pending row.
+- Order numbers only grow. They jump past those of another copy of this registry, with an event.
 - What is not known is written as unknown: a silent worker keeps its open rows, a vanished one has them closed at the
   last time that there was evidence for them.
 - One live run steers a worker of a policy; another one is refused.
@@ -35,6 +36,8 @@ class Stretch(NamedTuple):
     digest: str
     sent_digest: str
     order: int
+    run: str
+    """The run that pushed it."""
     incarnation: str | None
 
 
@@ -111,6 +114,19 @@ _NEXT_ORDER = Statement(
     .where(Policy.id == bindparam("policy"))
     .values(last_order=Policy.last_order + 1)
     .returning(Policy.last_order)
+)
+_LAST_ORDER = Statement(select(Policy.last_order).where(Policy.id == bindparam("policy")))
+_CATCH_UP = Statement(
+    update(Policy).where(Policy.id == bindparam("policy")).values(last_order=bindparam("o"))
+)
+_GIVEN = Statement(
+    select(HoldingRow.id)
+    .where(
+        HoldingRow.worker_id == bindparam("w"),
+        HoldingRow.order == bindparam("o"),
+        HoldingRow.run_id == bindparam("run"),
+    )
+    .limit(1)
 )
 _INTEND = Statement(
     insert(HoldingRow).values(
@@ -297,6 +313,48 @@ def next_order(ledger: Ledger, conn: Connection) -> int:
     return int(_NEXT_ORDER.first(conn, policy=policy.id)[0])
 
 
+class Ahead(NamedTuple):
+    """A worker that has seen an order which this registry did not give."""
+
+    worker: int
+    name: str
+    order: int
+    run: str
+    registry: str
+    """Where that run had its registry."""
+
+
+def is_given(conn: Connection, worker: int, order: int, run: str) -> bool:
+    """Tell whether a run pushed to a worker under an order number, by what is on record here."""
+    return _GIVEN.first(conn, w=worker, o=order, run=run) is not None
+
+
+def catch_up(ledger: Ledger, conn: Connection, ahead: Sequence[Ahead]) -> None:
+    """Let the next order number be higher than those that workers have seen.
+
+    They saw them from a copy of this registry, or from this one before it was put back to an older state.
+    """
+    policy = ledger.policy_ref(conn)
+    highest = max(ahead, key=lambda one: one.order)
+    was = int(_LAST_ORDER.first(conn, policy=policy.id)[0])
+    _CATCH_UP.run(conn, policy=policy.id, o=max(was, highest.order))
+    names = sorted(one.name for one in ahead)
+    ledger.event(
+        conn,
+        "order_jump",
+        worker=names[0] if len(names) == 1 else None,
+        reason=f"{', '.join(names)} had seen order {highest.order} of run {highest.run} of the registry at "
+        f"{highest.registry}; this one was at {was}",
+        details={
+            "from": was,
+            "to": max(was, highest.order),
+            "run": highest.run,
+            "registry": highest.registry,
+            "workers": names,
+        },
+    )
+
+
 def settle(ledger: Ledger, conn: Connection, settlements: Sequence[Settlement]) -> None:
     """Write down what became of pushes and of workers, and what went wrong as events."""
     at = now()
@@ -395,7 +453,7 @@ def _open_rows(
     pending: dict[int, list[Stretch]] = {}
     query = select(HoldingRow).where(HoldingRow.worker_id.in_(list(workers)), HoldingRow.ended_at.is_(None))
     for row in conn.execute(query.order_by(HoldingRow.order)):
-        stretch = Stretch(row.number, row.digest, row.sent_digest, row.order, row.incarnation)
+        stretch = Stretch(row.number, row.digest, row.sent_digest, row.order, row.run_id, row.incarnation)
         if row.confirmed_at is None:
             pending.setdefault(row.worker_id, []).append(stretch)
         else:

@@ -19,6 +19,7 @@ from weightledger.registry import InvalidWeightsError, NotFoundError, Registry, 
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
 from weightledger.updater.base import publishes
+from weightledger.updater.receiver import write_note
 from weightledger.updater.server import ServerWeights
 from weightledger.updater.testing import FakeWorkers, statuses
 
@@ -544,7 +545,7 @@ def test_a_worker_that_lost_what_was_to_be_relabelled_is_sent_the_bytes(make: Ma
     fleet = make(1)
     learn(fleet, 1.0)
     # Its note goes, and its life does not change: only the worker can tell.
-    del fleet.worker(0).__dict__["_weightledger_held"]
+    write_note(fleet.worker(0), fleet.series, None)
     fleet.drift(0, lambda policy: policy.weight.data.zero_())
     fleet.registry.rollback(1)
     assert statuses(fleet.update_weights().workers) == {"fake-0": "synced"} and value(fleet, 0) == 1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import pickle
 import threading
 import weakref
@@ -13,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray import cloudpickle
 from torch import nn
 
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.live import live_digest
 from weightledger.registry.weights.packing import Packer
 from weightledger.updater import acting, held_version
-from weightledger.updater.push import Inspection, Probe, Push, Receipt
+from weightledger.updater.push import Inspection, Probe, Push, Receipt, Seen
 from weightledger.updater.receiver import receive
 
 SERIES = ("registry", "default")
@@ -54,7 +57,7 @@ def send(
     buffer, digest, structure = packed(weights)
     push = Push(
         series=rest.pop("series", SERIES),
-        run="run",
+        run=rest.pop("run", "run"),
         version=order if version is None else version,
         digest=digest,
         sent_digest=rest.pop("sent_digest", digest),
@@ -63,6 +66,7 @@ def send(
         locate=rest.pop("locate", "policy"),
         structure=structure,
         patience=rest.pop("patience", 30.0),
+        registry=rest.pop("registry", "there"),
         **rest,
     )
     receipt = receive(worker, push, None if bare else buffer)
@@ -109,11 +113,24 @@ def test_an_order_that_is_not_higher_changes_nothing() -> None:
 def test_the_same_push_delivered_twice_gets_the_same_answer() -> None:
     worker = Worker()
     first = send(worker, constant(1.0), 1)
-    with torch.no_grad():
-        worker.policy.weight.zero_()
     again = send(worker, constant(1.0), 1)
     assert (again.outcome, again.now) == ("applied", first.now)
+    with torch.no_grad():
+        worker.policy.weight.zero_()
+    third = send(worker, constant(1.0), 1)
+    assert (third.outcome, third.now) == ("stale", None) and "somebody wrote" in third.overwritten
     assert not worker.policy.weight.any(), "a repeated delivery copies nothing"
+
+
+@pytest.mark.parametrize("other", [{"version": 7}, {"run": "other"}, {"value": 2.0}])
+def test_an_order_that_comes_again_with_other_content_or_of_another_run_is_no_repeated_delivery(
+    other: dict[str, Any],
+) -> None:
+    worker = Worker()
+    send(worker, constant(1.0), 1, version=1)
+    again = send(worker, constant(other.pop("value", 1.0)), 1, **{"version": 1} | other)
+    assert again.outcome == "stale" and again.last == Seen(1, "run", "there")
+    assert float(worker.policy.weight.flatten()[0].item()) == 1.0 and held_version(worker) == 1
 
 
 def test_an_order_that_failed_is_not_carried_out_later() -> None:
@@ -329,6 +346,51 @@ def test_the_same_policy_name_in_two_registries_is_two_series() -> None:
     )
     assert send(worker, constant(3.0), 6, series=("one", "default")).outcome == "applied"
     assert held_version(worker) == 6
+
+
+def saved_and_loaded(worker: Worker) -> Worker:
+    saved = io.BytesIO()
+    torch.save(worker.__dict__, saved)
+    saved.seek(0)
+    restored = Worker()
+    restored.__dict__.update(torch.load(saved, weights_only=False))
+    return restored
+
+
+@pytest.mark.parametrize(
+    "copying",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda worker: pickle.loads(pickle.dumps(worker)),
+        lambda worker: cloudpickle.loads(cloudpickle.dumps(worker)),
+        saved_and_loaded,
+    ],
+)
+def test_a_copy_of_a_worker_holds_nothing_known_and_saving_one_saves_nothing_of_ours(
+    copying: Callable[[Worker], Worker],
+) -> None:
+    """A worker's own checkpoint is its own: all of it can be pickled, and none of it needs this library."""
+    worker = Worker()
+    before = set(vars(worker))
+    send(worker, constant(1.0), 5)
+    with acting(worker):
+        assert set(vars(worker)) == before
+        twin = copying(worker)
+    assert held_version(twin) is None and held_version(worker) == 5
+    assert torch.equal(twin.policy.weight, worker.policy.weight)
+    assert send(twin, constant(2.0), 1).outcome == "applied", "orders are the original's"
+    shared = twin.policy is worker.policy
+    assert (held_version(twin), held_version(worker)) == (1, None if shared else 5)
+
+
+def test_what_is_known_of_a_worker_goes_with_it() -> None:
+    worker = Worker()
+    send(worker, constant(1.0), 1)
+    policy = weakref.ref(worker.policy)
+    del worker
+    gc.collect()
+    assert policy() is None
 
 
 def test_nothing_is_held_before_the_first_push() -> None:

@@ -38,7 +38,7 @@ from weightledger.updater.rllib import (
     runner_version,
     stamp_samples,
 )
-from weightledger.updater.rllib_runner import ModuleOf, mark_module
+from weightledger.updater.rllib_runner import ModuleOf
 
 pytestmark = [
     pytest.mark.ray,
@@ -656,7 +656,6 @@ def test_a_column_of_stamps_covers_what_a_chunk_looks_back_on_without_claiming_i
     chunk = chunk.to_numpy() if as_numpy else chunk
     runner = Runner()
     write_note(runner, ("registry", "default"), Note(5, "digest", "digest", 1, "run"))
-    mark_module(runner, MODULE)
     stamp_samples(runner, [chunk])
     chunk.validate()
     assert chunk.custom_data == {"policy_version": 5}

@@ -34,7 +34,7 @@ def seat(*, held: Note | None = None, life: str = LIFE, pending: tuple[Note, ...
     if held is not None:
         made.open_held = stretch_of(held, life)
     made.open_pending = tuple(
-        Stretch(one.version, one.digest, one.sent_digest, one.order, None) for one in pending
+        Stretch(one.version, one.digest, one.sent_digest, one.order, one.run, None) for one in pending
     )
     made.flight = Flight(push(), None, False)
     return made

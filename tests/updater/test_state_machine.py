@@ -25,7 +25,7 @@ from weightledger.registry.records import Holding, Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import SyncReport, claims, held_version
 from weightledger.updater.push import Push
-from weightledger.updater.receiver import receive
+from weightledger.updater.receiver import _find_state, receive
 from weightledger.updater.server import ServerWeights
 from weightledger.updater.testing import FakeWorkers
 
@@ -328,19 +328,29 @@ class Fleet(RuleBasedStateMachine):
             if status.held is None or key in self.unnoticed:
                 continue
             assert status.incarnation == f"life-{fake.life}"
-            assert held_version(fake.worker) == status.held
+            assert held_version(fake.worker) == status.held or key in self.drifted
             assert status.pending is None
             if key not in self.unprobed:
                 assert self.digest_of(fake.worker.policy) == self.digest(status.held), status
+
+    @invariant()
+    def what_a_worker_stamps_is_what_it_acts_with(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        for fake in self.driver.fakes():
+            number = held_version(fake.worker)
+            assert number is None or self.digest_of(fake.worker.policy) == self.digest(number)
 
     @invariant()
     def a_worker_never_goes_back_in_orders_and_holds_what_its_note_says(self) -> None:
         if not hasattr(self, "driver"):
             return
         for key, fake in enumerate(self.driver.fakes()):
-            state = fake.worker.__dict__.get("_weightledger_held")
-            for note in [] if state is None else state.notes.values():
+            state = _find_state(fake.worker)
+            for holding in [] if state is None else state.holdings.values():
                 life = (key, fake.life)
+                assert holding is not None
+                note = holding.note
                 assert note.order >= self.orders.get(life, 0)
                 self.orders[life] = note.order
                 if key not in self.drifted:

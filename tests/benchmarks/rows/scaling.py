@@ -30,6 +30,7 @@ from tests.benchmarks.setting import GB, KB, MB, Setting, size_name
 from tests.benchmarks.timing import Contender, interleave
 from weightledger.registry import Registry
 from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.updater.receiver import _states
 
 ROW = "scaling"
 MEASURED, PREDICTED, CONSTANT = "measured", "predicted", "constant of the model"
@@ -413,7 +414,7 @@ def _touch(actor: Any, store: int) -> None:
 
 def _forget(actor: Any) -> None:
     """Let a worker drop what it keeps for its policy; many registries in turn are not what it is made for."""
-    vars(actor).pop("_weightledger_held", None)
+    _states.pop(id(actor), None)
 
 
 def _hire(node: int, count: int) -> list[Any]:

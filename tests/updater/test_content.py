@@ -1,0 +1,116 @@
+"""Content decides, not numbers: registries that were copied, put back, emptied or moved while their workers live on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weightledger.registry import Registry
+from weightledger.registry.records import Event, Holding
+from weightledger.updater import held_version
+from weightledger.updater.testing import FakeWorkers, statuses
+
+
+def constant(value: float) -> nn.Linear:
+    return fill(nn.Linear(3, 2), value)
+
+
+def fill(module: Any, value: float) -> Any:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(value)
+    return module
+
+
+class Fleet(FakeWorkers):
+    """A driver that takes over the workers of another one."""
+
+    def __init__(self, value: float, fakes: list[Any], **options: Any) -> None:
+        super().__init__(constant(value), [], **options)
+        if fakes:
+            self._add_workers(fakes, [f"w{index}" for index in range(len(fakes))])
+
+    def fakes(self) -> list[Any]:
+        return [seat.handle for seat in self.seats]
+
+    def values(self) -> list[float]:
+        """Read what the workers' modules hold, parameter by parameter."""
+        return [sum_of(fake.worker.policy) for fake in self.fakes()]
+
+
+def sum_of(module: Any) -> float:
+    found = {float(number) for parameter in module.parameters() for number in parameter.detach().flatten()}
+    assert len(found) == 1, "a mix"
+    return found.pop()
+
+
+def workers(count: int = 2) -> list[Any]:
+    with_none = FakeWorkers.__new__(FakeWorkers)
+    return [FakeWorkers._fake(with_none, constant(-1.0)) for _ in range(count)]
+
+
+@contextmanager
+def driver(folder: Path, value: float, fakes: list[Any], **options: Any) -> Iterator[Fleet]:
+    with Registry.open(folder) as registry, Fleet(value, fakes, registry=registry, **options) as fleet:
+        yield fleet
+
+
+def update(fleet: Fleet, value: float, **options: Any) -> Any:
+    fill(fleet.policy_weights, value)
+    return fleet.update_weights(**options)
+
+
+def check_record(registry: Registry, fleet: Fleet) -> None:
+    """What is called held is really there, and stretches of a worker never overlap."""
+    for status in registry.workers():
+        fake = fleet.fakes()[int(status.name[1:])]
+        if status.held is not None:
+            assert registry.load(status.held)["weight"][0, 0].item() == sum_of(fake.worker.policy)
+    by_worker: dict[str, list[Holding]] = {}
+    for holding in registry.history():
+        by_worker.setdefault(holding.worker, []).append(holding)
+    for holdings in by_worker.values():
+        confirmed = [one for one in holdings if one.confirmed_at is not None]
+        for one, other in pairwise(confirmed):
+            assert one.ended_at is not None and other.confirmed_at is not None
+            assert one.ended_at <= other.confirmed_at
+
+
+def jumps(registry: Registry) -> list[Event]:
+    return [event for event in registry.events() if event.kind == "order_jump"]
+
+
+@pytest.mark.parametrize("lost", [1, 5])
+def test_workers_ahead_of_a_registry_that_was_put_back_are_reached_by_the_next_update(
+    tmp_path: Path, lost: int
+) -> None:
+    fakes = workers()
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        assert update(fleet, 1.0).ok
+    shutil.copytree(tmp_path / "r", tmp_path / "backup")
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        for number in range(lost):
+            assert update(fleet, 2.0 + number).ok
+    shutil.rmtree(tmp_path / "r")
+    shutil.copytree(tmp_path / "backup", tmp_path / "r")
+
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        report = update(fleet, 50.0)
+        assert fleet.values() == [50.0, 50.0]
+        assert statuses(report.workers) == {"w0": "synced", "w1": "synced"}
+        assert all("ahead" in outcome.error for outcome in report.workers.values())
+        check_record(fleet.registry, fleet)
+        (jump,) = jumps(fleet.registry)
+        assert (jump.details["to"], jump.details["from"]) == (1 + lost, 2)
+        assert [held_version(fake.worker) for fake in fakes] == [2, 2]
+        assert update(fleet, 51.0).ok
+        assert fleet.values() == [51.0, 51.0]
+        assert len(jumps(fleet.registry)) == 1
