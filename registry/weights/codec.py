@@ -30,7 +30,7 @@ from weightledger.registry.errors import InvalidWeightsError
 from weightledger.registry.values import Json
 from weightledger.registry.weights import leaves, names
 from weightledger.registry.weights.names import Key, Path
-from weightledger.registry.weights.structure import FORMAT, Node, rebuild
+from weightledger.registry.weights.structure import FORMAT, Node, note_metadata, rebuild
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase  # type: ignore[import-untyped]
@@ -207,7 +207,7 @@ class Walk:
     def metadata(self, metadata: Mapping[Any, Any], where: str) -> Json:
         """Return the `_metadata` of a state dict as a structure has it."""
         try:
-            return values.encode(metadata, where)
+            return note_metadata(metadata, where)
         except InvalidWeightsError as error:
             self.problems.append(str(error))
             return None

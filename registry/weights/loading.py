@@ -281,7 +281,7 @@ def _state(
     state = OrderedDict((key, given[key] if key in given else built[key]) for key in keys)
     metadata = copy.deepcopy(getattr(live.root, "_metadata", None))
     if isinstance(metadata, dict) and stored is not None and "metadata" in stored:
-        told = values.decode(stored["metadata"])
+        told = structure.read_metadata(stored["metadata"])
         # Of another wrapping the parts have other names; those have the format that this module writes.
         metadata.update({part: about for part, about in told.items() if part in metadata})
     if metadata is not None:

@@ -15,6 +15,8 @@ node is an object whose first key says what it is:
     {"stack": nodes, "dim": n}              a lazy stack
     {"nontensor": node, "batch": sizes}, {"nonstack": nodes, "dim": n}
 
+In a `_metadata`, `{"$torch.Size": sizes}` and `{"$torch.device": text}` stand for these: TensorDicts note both.
+
 Where a leaf's name is `null`, the path gives that too. Building makes containers, tensors and plain values; no other
 class, no code.
 """
@@ -39,6 +41,8 @@ Node: TypeAlias = Any
 """A node of a structure's tree: None, or a JSON object."""
 
 FORMAT: Final = 1
+_SIZE: Final = "$torch.Size"
+_DEVICE: Final = "$torch.device"
 
 
 def rebuild(
@@ -75,9 +79,41 @@ def rebuild(
 
 
 def _state_dict(built: Mapping[Key, Any], encoded: Json) -> OrderedDict[Key, Any]:
-    state, metadata = OrderedDict(built), values.decode(encoded)
+    state, metadata = OrderedDict(built), read_metadata(encoded)
     state._metadata = OrderedDict(metadata) if isinstance(metadata, dict) else metadata  # type: ignore[attr-defined]
     return state
+
+
+def note_metadata(metadata: Mapping[Any, Any], where: str) -> Json:
+    """Encode the `_metadata` of a state dict.
+
+    Raises:
+        InvalidWeightsError: It holds something that cannot be kept; names the place.
+    """
+    return values.encode(_without_classes(metadata), where)
+
+
+def read_metadata(encoded: Json) -> Any:
+    """Return a `_metadata` that `note_metadata` encoded."""
+    return _with_classes(values.decode(encoded))
+
+
+def _without_classes(item: Any) -> Any:
+    if isinstance(item, torch.Size):
+        return {_SIZE: list(item)}
+    if isinstance(item, torch.device):
+        return {_DEVICE: str(item)}
+    return {key: _without_classes(part) for key, part in item.items()} if isinstance(item, Mapping) else item
+
+
+def _with_classes(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    if item.keys() == {_SIZE}:
+        return torch.Size(item[_SIZE])
+    if item.keys() == {_DEVICE}:
+        return torch.device(item[_DEVICE])
+    return {key: _with_classes(part) for key, part in item.items()}
 
 
 def rebuild_part(

@@ -307,6 +307,21 @@ def test_a_structure_without_notes_on_its_dictionaries_is_still_read() -> None:
     assert plain["tree"] == {"dict": ["weight", "bias"]}
 
 
+def test_a_module_with_tensordict_parameters_comes_back_with_what_they_note(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.params = TensorDictParams(
+        TensorDict({"a": torch.ones(2, 3), "b": {"c": torch.ones(2)}}, [2], device="cpu")
+    )
+    back = round_trip(module, tmp_path)
+    assert back._metadata == module.state_dict()._metadata
+    noted = back._metadata["params.b"]
+    assert (type(noted["batch_size"]), type(noted["device"])) == (torch.Size, torch.device)
+    with torch.no_grad():
+        module.params.data.zero_()
+    module.load_state_dict(back)
+    assert module.params["b", "c"].tolist() == [1, 1]
+
+
 def test_an_empty_state_is_legal_in_every_kind(tmp_path: Path) -> None:
     """ST-14."""
     assert round_trip(nn.Tanh(), tmp_path) == OrderedDict()

@@ -345,6 +345,17 @@ def test_a_module_that_replaces_its_tensors_is_believed_when_it_shows_them() -> 
     assert real(target) == real(source), "the module has memory of its own"
 
 
+def test_a_module_that_shows_rounded_copies_gets_back_what_it_showed() -> None:
+    class Rounded(nn.Linear):
+        def state_dict(self, *args: Any, **options: Any) -> Any:
+            return {name: tensor.half() for name, tensor in super().state_dict(*args, **options).items()}
+
+    source, target = Rounded(2, 1), Rounded(2, 1)
+    copy_into(sent(source), target)
+    assert torch.equal(target.weight, source.weight.half().float())
+    assert digest(target) == digest(source)
+
+
 def test_what_does_not_fit_is_told_before_the_module_is_asked_to_load() -> None:
     asked = []
 
