@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Engine
 
-from weightledger.registry import arguments
+from weightledger.registry import arguments, origins
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
 from weightledger.registry.log import audit, schema, steering
 from weightledger.registry.log.engine import check_open, close_engine, open_engine, use_write_ahead_log
@@ -158,8 +158,12 @@ class Registry:
         message: str = "",
         parent: int | None = None,
         extra: Any = None,
+        restructure: bool = False,
     ) -> Version:
         """Copy weights, store them durably and append a version, the new head.
+
+        It is always a new version, also of content that the head has already; a warning tells when the step advanced
+        all the same.
 
         Args:
             weights: an `nn.Module`, a TensorDict or a mapping of tensors, nested too. Tensors of any device.
@@ -170,12 +174,15 @@ class Registry:
             parent: publish only if the head has this number (0: only into an empty policy).
             extra: more state of the same moment (optimizer, counters): nested mappings and lists of tensors, numbers,
                 strings. Stored beside the weights, never sent to workers.
+            restructure: accept names and shapes that are not the head's, of a model that grew. Another dtype needs no
+                word.
 
         Returns:
             The new version; when this returns it survives `kill -9` and power loss.
 
         Raises:
-            InvalidWeightsError: something cannot be stored; every such key is named. Nothing was written.
+            InvalidWeightsError: something cannot be stored, or names or shapes are not the head's; every such key is
+                named. Nothing was written.
             ConflictError: the head is not `parent`. Nothing was written.
             StorageError: the disk refused. No version is offered.
         """
@@ -185,9 +192,11 @@ class Registry:
             weights, step=step, metrics=metrics, metadata=metadata, message=message, extra=extra
         )
         try:
-            return self.publisher.publish(draft, parent)
+            version = self.publisher.publish(draft, parent, restructure=restructure)
         finally:
             draft.release()
+        self._note_origin(version, weights)
+        return version
 
     def head(self) -> Version:
         """Return the newest stored version.
@@ -292,6 +301,7 @@ class Registry:
         finally:
             if loan is not None:
                 loan.give_back()
+        self._note_origin(version, into)
         return version
 
     def payload(self, ref: Ref) -> Payload:
@@ -352,7 +362,12 @@ class Registry:
     # ------------------------------------------------------------------ deciding
 
     def rollback(
-        self, to: Ref | None = None, *, reason: str = "", expected_head: int | None = None
+        self,
+        to: Ref | None = None,
+        *,
+        reason: str = "",
+        expected_head: int | None = None,
+        restructure: bool = False,
     ) -> Version:
         """Append a version that has the content of an older one, and make it the head.
 
@@ -361,23 +376,50 @@ class Registry:
                 and has no NaN or infinity if there is such a one.
             reason: for the log.
             expected_head: roll back only if the head has this number.
+            restructure: go back also to a version whose names or shapes are not the head's. Live runs that train with
+                the head's could not follow; a warning names them.
 
         Raises:
             NotFoundError: there is no such version, it was pruned, or there is nothing to go back to.
             ConflictError: the head is another one. Nothing was changed.
+            InvalidWeightsError: its names or shapes are not the head's. Nothing was changed.
         """
+        from weightledger.registry.store.restructuring import check_rollback
+
         wanted = None if to is None else parse(to)
         arguments.text("reason", reason)
         if expected_head is not None:
             expected_head = arguments.within_64_bits("expected_head", expected_head)
         with policy_lock(self.location, self.policy), self.ledger.writing() as conn:
-            return steering.roll_back(self.ledger, conn, wanted, reason=reason, expected_head=expected_head)
+            version = steering.rollback_target(self.ledger, conn, wanted, expected_head)
+            unable = check_rollback(
+                self.ledger, self.snapshots, conn, version, alive=self.runs.alive, restructure=restructure
+            )
+            made = steering.roll_back_to(self.ledger, conn, version, reason=reason, expected_head=None)
+        if unable:
+            warnings.warn(
+                f"v{made.number}, which restores v{made.restores}, has other names or shapes than the head before it: "
+                f"it cannot be followed by {unable}",
+                stacklevel=2,
+            )
+        return made
 
-    def pin(self, worker: str, ref: Ref, *, reason: str = "") -> None:
+    def pin(self, worker: str, ref: Ref, *, reason: str = "", literal: bool = False) -> Pin:
         """Hold a worker, or a glob of worker names, at a version.
 
         An alias is followed wherever it moves; any other reference resolves now. An exact name beats a glob, and of two
-        globs the newer wins. A new pin on the same name replaces the older.
+        globs the newer wins. A new pin on the same name replaces the older. One that holds no worker known so far is
+        made all the same, with a warning: a name may be mistyped, or its worker may still come.
+
+        Args:
+            worker: a name, or a glob: `"eval-*"`.
+            ref: as in `get`.
+            reason: for the log.
+            literal: take `worker` for one worker's name, whatever characters it has: `"env[12]"` is a glob that means
+                `env1` and `env2` otherwise.
+
+        Returns:
+            The pin.
 
         Raises:
             NotFoundError: no such version, or its weights were pruned.
@@ -387,17 +429,31 @@ class Registry:
         arguments.text("reason", reason)
         wanted = parse(ref)
         with self.ledger.writing() as conn:
-            steering.pin(self.ledger, conn, worker, wanted, reason=reason)
+            made = steering.pin(self.ledger, conn, worker, wanted, reason=reason, literal=literal)
+            met = steering.is_met(self.ledger, conn, made)
+        if not met:
+            what = "name" if made.literal else "glob"
+            warnings.warn(
+                f"{worker!r} is pinned to v{made.version}, but no worker of policy {self.policy!r} is known by that "
+                f"{what} so far",
+                stacklevel=2,
+            )
+        return made
 
-    def unpin(self, worker: str) -> None:
+    def unpin(self, worker: str, *, literal: bool | None = None) -> None:
         """Remove the pin on exactly this name or glob.
+
+        Args:
+            literal: True for a pin that was made with `literal=True`, False for a glob; wanted only where both read
+                the same.
 
         Raises:
             NotFoundError: there is none.
+            ConflictError: both are there, and `literal` does not say which.
         """
         arguments.sought("worker", worker)
         with self.ledger.writing() as conn:
-            steering.unpin(self.ledger, conn, worker)
+            steering.unpin(self.ledger, conn, worker, literal=literal)
 
     def pins(self) -> list[Pin]:
         """Return all pins, oldest first."""
@@ -649,6 +705,9 @@ class Registry:
             with self.ledger.reading() as conn:
                 self.ledger.usable(conn, version, "load")
             raise
+
+    def _note_origin(self, version: Version, weights: object) -> None:
+        origins.note((self.uuid, self.policy), origins.Origin(version.number, version.digest), weights)
 
     def _name(self, version: Version) -> str:
         return f"v{version.number} of policy {self.policy!r}"

@@ -100,7 +100,7 @@ class Version(Record):
     digest: str
     """Content digest, `"blake3:<64 hex>"`."""
     parent: int | None
-    """The version that training continued from; None for a first one."""
+    """The version that training continued from; None begins a new line: what stood before is abandoned by it."""
     restores: int | None
     """The version whose content a rollback brought back; None for a publish."""
     run: str
@@ -120,6 +120,8 @@ class Version(Record):
     """Names of the tensors that hold NaN or infinity."""
     has_extra: bool = False
     """Whether optimizer or other state was stored with it (`load_extra`)."""
+    dtypes: str | None = None
+    """How many tensors have which dtype: `"float32"`, `"3 int64, 12 float32"`; None when an older library wrote it."""
 
     def __repr__(self) -> str:
         what = f" restores v{self.restores}" if self.restores is not None else ""
@@ -212,6 +214,8 @@ class Pin(Record):
     reason: str
     created_at: datetime
     run: str
+    literal: bool = False
+    """Whether `worker` is one worker's name and no glob, whatever characters it has."""
 
     def __repr__(self) -> str:
         via = "" if self.ref == self.version else f" by alias {self.ref!r}"

@@ -379,7 +379,7 @@ class RemoteWeightUpdaterBase(ABC):
             seat = self.seats.get(worker_id)
             # First, so that a head that cannot be followed leaves no pin behind.
             self._follow_head(Request(ids=()))
-            self.registry.pin(seat.name, ref, reason=reason)
+            self.registry.pin(seat.name, ref, reason=reason, literal=True)
             return self.sync(seat.id)
 
     def unpin(self, worker_id: int) -> SyncReport:

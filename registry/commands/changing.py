@@ -16,6 +16,11 @@ from weightledger.registry.commands.terminal import Line, words
 from weightledger.registry.commands.wording import pin_target, size, version_name
 from weightledger.registry.errors import InvalidWeightsError, NotFoundError, SchemaError, StorageError
 
+LiteralOption = Annotated[
+    bool,
+    typer.Option("--literal", help="WORKER is one worker's name, whatever characters it has: 'env[12]'."),
+]
+
 
 @command
 def rollback(
@@ -29,6 +34,9 @@ def rollback(
         int | None,
         typer.Option("--expected-head", metavar="N", help="Only if the head still has this number."),
     ] = None,
+    restructure: Annotated[
+        bool, typer.Option("--restructure", help="Also to other names or shapes than the head's.")
+    ] = False,
 ) -> Answer:
     """Make an older version's content the head again.
 
@@ -37,7 +45,7 @@ def rollback(
     if not reason.strip():
         raise typer.BadParameter("say why, for those who read the log later.", param_hint="--reason")
     with call.writing() as registry:
-        made = registry.rollback(to, reason=reason, expected_head=expected_head)
+        made = registry.rollback(to, reason=reason, expected_head=expected_head, restructure=restructure)
     line = words(
         (version_name(made.number), "good"), (f" restores v{made.restores}", "restore"), " and is the head."
     )
@@ -54,6 +62,7 @@ def pin(
         str | None, typer.Argument(metavar="REF", help="A version; an alias is followed when it moves.")
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept with the pin.")] = "",
+    literal: LiteralOption = False,
 ) -> Answer:
     """Hold workers at a version, or list the pins.
 
@@ -66,8 +75,7 @@ def pin(
     if ref is None:
         raise typer.BadParameter("which version? WORKER needs a REF after it.", param_hint="REF")
     with call.writing() as registry, accepting("WORKER"):
-        registry.pin(worker, ref, reason=reason)
-        made = next(pin for pin in registry.pins() if pin.worker == worker)
+        made = registry.pin(worker, ref, reason=reason, literal=literal)
     return Answer(made, lambda: [Line(words((worker, "pin"), f" is pinned to {pin_target(made)}."))])
 
 
@@ -77,10 +85,11 @@ def unpin(
     worker: Annotated[
         str, typer.Argument(metavar="WORKER", help="The name or glob exactly as it was pinned.")
     ],
+    literal: LiteralOption = False,
 ) -> Answer:
     """Remove a pin."""
     with call.writing() as registry:
-        registry.unpin(worker)
+        registry.unpin(worker, literal=literal or None)
         left = registry.pins()
     return Answer(left, lambda: [Line(words((worker, "pin"), " is no longer pinned."))])
 
@@ -134,6 +143,9 @@ def publish(
             "--parent", metavar="N", min=0, help="Only if the head has this number; 0: only a first version."
         ),
     ] = None,
+    restructure: Annotated[
+        bool, typer.Option("--restructure", help="Accept other names and shapes than the head's.")
+    ] = False,
 ) -> Answer:
     """Store a safetensors file's tensors as the next version.
 
@@ -145,7 +157,13 @@ def publish(
     weights = _read_safetensors(file)
     with call.publishing() as registry:
         made = registry.publish(
-            weights, step=step, metrics=metrics, metadata=details, message=message, parent=parent
+            weights,
+            step=step,
+            metrics=metrics,
+            metadata=details,
+            message=message,
+            parent=parent,
+            restructure=restructure,
         )
     line = words(
         "Published ", (version_name(made.number), "good"), f", {size(made.size_bytes)}, {made.digest}."

@@ -122,6 +122,8 @@ def command(function: Callable[Concatenate[Call, P], Answer]) -> Callable[..., N
         call = Call(registry or before.location, policy or before.policy, as_json or before.as_json)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            # Said once each time, whatever the environment makes of warnings.
+            warnings.simplefilter("always", UserWarning)
             try:
                 answer = function(call, **own)  # type: ignore[call-arg]
             except typer.BadParameter as error:

@@ -49,6 +49,7 @@ from weightledger.registry.values import decode
 
 __all__ = [
     "PolicyRef",
+    "describe_runs",
     "events",
     "history",
     "holdings",
@@ -91,6 +92,7 @@ def pins(conn: Connection, policy: PolicyRef) -> list[Pin]:
             reason=row.reason,
             created_at=row.created_at,
             run=row.run_id,
+            literal=row.literal,
         )
         for row in rows
     ]
@@ -150,7 +152,7 @@ def workers(conn: Connection, policy: PolicyRef, alive: Callable[[str], bool]) -
     head = head_number(conn, policy)
     targets = resolve_targets((row.name for row in known), pins(conn, policy), head)
     gone_runs = {run for run in {row.run_id for row in known} if not alive(run)}
-    described = _describe_runs(conn, gone_runs)
+    described = describe_runs(conn, gone_runs)
 
     statuses = []
     for row in known:
@@ -199,7 +201,8 @@ def _state_of(
     return "unknown", "; ".join([*doubts, row.detail] if row.detail else doubts)
 
 
-def _describe_runs(conn: Connection, runs: Iterable[str]) -> dict[str, str]:
+def describe_runs(conn: Connection, runs: Iterable[str]) -> dict[str, str]:
+    """Say which processes runs are, by run."""
     described = {}
     for chunk in chunks(sorted(runs)):
         for row in conn.execute(select(Run).where(Run.id.in_(chunk))):

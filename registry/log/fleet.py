@@ -105,7 +105,7 @@ _STATES: dict[Verdict, str] = {
     "removed": "gone",
 }
 _LEFT = "left"
-_FREE = ("gone", _LEFT)
+FREE = ("gone", _LEFT)
 """States in which no run steers a worker, even if the one that did lives on."""
 
 
@@ -241,7 +241,7 @@ def claim(
         for row in conn.execute(select(Worker).where(Worker.policy_id == policy.id, Worker.name.in_(names)))
     }
     for name, row in rows.items():
-        if row.state not in _FREE and row.run_id != run and alive(row.run_id):
+        if row.state not in FREE and row.run_id != run and alive(row.run_id):
             raise InUseError(
                 f"worker {name!r} of policy {policy.name!r} is steered by run {row.run_id}, which is alive; "
                 "close that updater, or give this one other names="

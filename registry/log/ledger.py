@@ -138,6 +138,10 @@ class Entry:
     metrics: Mapping[str, float]
     metadata: Mapping[str, Any]
     message: str
+    shapes: str
+    """Hash over names and shapes."""
+    dtypes: str
+    """In words."""
 
 
 def now() -> datetime:
@@ -441,7 +445,8 @@ class Ledger:
                     return self.version(conn, number)
         raise NotFoundError(
             f"nothing to roll back to: no stored version on the lineage of v{head.number} of policy "
-            f"{self.policy!r} has other content than it; name a version to restore ({self.span(conn)})"
+            f"{self.policy!r}, which begins at v{ranges[-1][0]}, has other content than it; name a version to restore "
+            f"({self.span(conn)})"
         )
 
     def aliases(self, conn: Connection) -> dict[str, int]:
@@ -569,6 +574,7 @@ def _version(policy: str, row: Row[Any], metrics: Mapping[str, float]) -> Versio
         state=state,
         nonfinite=tuple(row.nonfinite),
         has_extra=row.extra_snapshot_id is not None,
+        dtypes=row.dtypes,
     )
 
 

@@ -1,21 +1,22 @@
 """The lineage of a head: which versions training went through to get there. Pure functions.
 
 Numbers grow by one, and a publish continues from the stored version before it. Only a rollback jumps: its parent is the
-version that it restores. So a lineage of any length is a few closed ranges of numbers, newest first, and everything
-between two ranges was abandoned. Numbers whose writer died lie inside of ranges too, though they are nobody's parent:
-whoever asks about a version looks at its state as well.
+version that it restores. A version without a parent begins a line, and the lineage ends there. So a lineage of any
+length is a few closed ranges of numbers, newest first, and everything else up to the head was abandoned. Numbers whose
+writer died lie inside of ranges too, though they are nobody's parent: whoever asks about a version looks at its state
+as well.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def ranges(head: int, rollbacks: Mapping[int, int]) -> Ranges:
+def ranges(head: int, rollbacks: Mapping[int, int], roots: Collection[int] = ()) -> Ranges:
     """Return the closed number ranges of a head's lineage, newest first.
 
     Args:
@@ -23,19 +24,20 @@ def ranges(head: int, rollbacks: Mapping[int, int]) -> Ranges:
 
         rollbacks: Number of each stored rollback → its parent. Those newer than the head are passed over.
 
+        roots: Numbers of the stored versions that begin a line; 1 counts as one in any case.
+
     Raises:
         ValueError: A rollback's parent is not older than it.
     """
-    jumps = sorted(rollbacks)
+    jumps = sorted({1, *rollbacks, *roots})
     found = []
     last = head
     while last >= 1:
-        index = bisect_right(jumps, last) - 1
-        if index < 0:
-            found.append((1, last))
+        first = jumps[bisect_right(jumps, last) - 1]
+        parent = rollbacks.get(first)
+        if parent is None:
+            found.append((first, last))
             break
-        first = jumps[index]
-        parent = rollbacks[first]
         if not 1 <= parent < first:
             raise ValueError(f"rollback v{first}: expected a parent from v1 to v{first - 1}, found v{parent}")
         found.append((first, last))

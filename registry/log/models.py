@@ -147,6 +147,7 @@ class Structure(Base):
 
 
 _WRITING = text("state = 'writing'")
+_ROOT = text("parent IS NULL")
 
 
 class VersionRow(Base):
@@ -161,6 +162,8 @@ class VersionRow(Base):
         Index(None, "extra_snapshot_id"),
         # Looked for at every publish, and nearly always none.
         Index("ix_versions_writing", "policy_id", sqlite_where=_WRITING),
+        # A policy has as many as it has lines of training.
+        Index("ix_versions_root", "policy_id", "number", sqlite_where=_ROOT),
     )
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     policy_id: Mapped[int] = mapped_column(ForeignKey("policies.id"))
@@ -172,6 +175,7 @@ class VersionRow(Base):
     extra_snapshot_id: Mapped[int | None] = mapped_column(ForeignKey("snapshots.id"))
     extra_structure_id: Mapped[int | None] = mapped_column(ForeignKey("structures.id"))
     parent: Mapped[int | None]
+    """NULL begins a line: what stood before is abandoned by it."""
     restores: Mapped[int | None]
     depth: Mapped[int]
     """Publishes along the lineage from its root to here; a rollback has the depth of what it restores."""
@@ -182,6 +186,10 @@ class VersionRow(Base):
     nonfinite: Mapped[list[Any]]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+    shapes: Mapped[str | None] = mapped_column(String(64))
+    """Hash over the names and shapes of all tensors; NULL in rows that an older library wrote."""
+    dtypes: Mapped[str | None] = mapped_column(Text)
+    """How many tensors have which dtype, in words; NULL in rows that an older library wrote."""
 
 
 class Metric(Base):
@@ -208,13 +216,15 @@ class PinRow(Base):
 
     __tablename__ = "pins"
     __table_args__ = (
-        UniqueConstraint("policy_id", "worker"),
+        UniqueConstraint("policy_id", "worker", "literal"),
         ForeignKeyConstraint(["policy_id", "alias"], ["aliases.policy_id", "aliases.name"]),
         CheckConstraint("(version_id IS NULL) <> (alias IS NULL)", name="one_ref"),
     )
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     policy_id: Mapped[int] = mapped_column(ForeignKey("policies.id"))
     worker: Mapped[str] = mapped_column(String(255))
+    literal: Mapped[bool]
+    """Whether `worker` is one worker's name and no glob, whatever characters it has."""
     version_id: Mapped[int | None] = mapped_column(ForeignKey("versions.id"), index=True)
     alias: Mapped[str | None] = mapped_column(String(255))
     reason: Mapped[str] = mapped_column(Text)

@@ -29,7 +29,7 @@ from weightledger.registry.log.runs import file_lock
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0001"
+HEAD = "0002"
 LOCK_SECONDS = 300.0
 SCRIPTS = "weightledger.migrations:"
 _REVISION: Select[str] = select(column("version_num", String)).select_from(table("alembic_version"))

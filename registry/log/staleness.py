@@ -36,9 +36,13 @@ def lineage_of(conn: Connection, policy: PolicyRef, head: int) -> lineage.Ranges
             VersionRow.policy_id == policy.id, VersionRow.restores >= 1
         )
     )
-    return lineage.ranges(
-        head, {number: parent for number, parent, state in rows if state == "stored" and parent is not None}
+    rollbacks = {number: parent for number, parent, state in rows if state == "stored" and parent is not None}
+    roots = conn.execute(
+        select(VersionRow.number, VersionRow.state).where(
+            VersionRow.policy_id == policy.id, VersionRow.parent.is_(None)
+        )
     )
+    return lineage.ranges(head, rollbacks, {number for number, state in roots if state == "stored"})
 
 
 def staleness(conn: Connection, policy: PolicyRef, number: int) -> int | None:

@@ -9,41 +9,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 
 from weightledger.registry import arguments
 from weightledger.registry.errors import ConflictError, InUseError, InvalidWeightsError, NotFoundError
 from weightledger.registry.log import resolution
 from weightledger.registry.log.ledger import Ledger, now
-from weightledger.registry.log.models import Alias, PinRow
+from weightledger.registry.log.models import Alias, PinRow, Worker
 from weightledger.registry.log.refs import Meaning
+from weightledger.registry.log.targets import holds, is_glob
 from weightledger.registry.log.versioning import append_rollback, write_metrics
-from weightledger.registry.records import Version
+from weightledger.registry.records import Pin, Version
 
 
-def roll_back(
-    ledger: Ledger,
-    conn: Connection,
-    to: Meaning | None,
-    *,
-    reason: str,
-    expected_head: int | None,
+def rollback_target(
+    ledger: Ledger, conn: Connection, to: Meaning | None, expected_head: int | None
 ) -> Version:
-    """Append a version that has the content of an older one.
+    """Return the version that a rollback restores.
 
     Raises:
         NotFoundError: nothing is stored, or the wanted version has no weights any more.
         ConflictError: the head is not `expected_head`.
     """
-    head = _expect_head(ledger, conn, expected_head)
-    wanted = ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
-    return _restore(ledger, conn, wanted, head, reason)
+    _expect_head(ledger, conn, expected_head)
+    return ledger.previous_content(conn) if to is None else ledger.usable(conn, to, "roll back to")
 
 
 def roll_back_to(
     ledger: Ledger, conn: Connection, wanted: Version, *, reason: str, expected_head: int | None
 ) -> Version:
-    """As `roll_back`, to a version that was looked up in this very log."""
+    """Append a version that has the content of an older one, which was looked up in this very log.
+
+    Raises:
+        NotFoundError: it has no weights any more.
+        ConflictError: the head is not `expected_head`.
+    """
     return _restore(ledger, conn, wanted, _expect_head(ledger, conn, expected_head), reason)
 
 
@@ -120,41 +120,68 @@ def delete_alias(ledger: Ledger, conn: Connection, name: str) -> None:
     ledger.event(conn, "alias_deleted", version=before[name], details={"alias": name})
 
 
-def pin(ledger: Ledger, conn: Connection, worker: str, ref: Meaning, *, reason: str) -> None:
+def pin(ledger: Ledger, conn: Connection, worker: str, ref: Meaning, *, reason: str, literal: bool) -> Pin:
     """Hold a worker, or a glob of names, at a version; a newer pin of the same name replaces the older."""
     alias = resolution.alias(ledger, conn, ref)
     target = ledger.usable(conn, ref, f"pin {worker!r} to")
-    policy = ledger.policy_ref(conn)
+    literal = literal or not is_glob(worker)
+    at, run = now(), ledger.run_id(conn)
     # Delete and insert, so that the newer of two globs is the one with the higher id.
-    conn.execute(delete(PinRow).where(PinRow.policy_id == policy.id, PinRow.worker == worker))
+    conn.execute(delete(PinRow).where(_pins_of(ledger, conn, worker), PinRow.literal == literal))
     conn.execute(
         insert(PinRow).values(
-            policy_id=policy.id,
+            policy_id=ledger.policy_ref(conn).id,
             worker=worker,
+            literal=literal,
             version_id=ledger.row(conn, target.number).id if alias is None else None,
             alias=alias,
             reason=reason,
-            created_at=now(),
-            run_id=ledger.run_id(conn),
+            created_at=at,
+            run_id=run,
         )
     )
-    ledger.event(conn, "pin", version=target.number, worker=worker, reason=reason, details={"ref": alias})
+    details = {"ref": alias, "literal": True} if literal and is_glob(worker) else {"ref": alias}
+    ledger.event(conn, "pin", version=target.number, worker=worker, reason=reason, details=details)
+    return Pin(worker, target.number if alias is None else alias, target.number, reason, at, run, literal)
 
 
-def unpin(ledger: Ledger, conn: Connection, worker: str) -> None:
+def is_met(ledger: Ledger, conn: Connection, pin: Pin) -> bool:
+    """Tell whether a pin holds any worker that was ever steered."""
+    names = conn.scalars(select(Worker.name).where(Worker.policy_id == ledger.policy_ref(conn).id))
+    return any(holds(pin, name) for name in names)
+
+
+def unpin(ledger: Ledger, conn: Connection, worker: str, *, literal: bool | None) -> None:
     """Let a worker follow the head again.
 
     Raises:
         NotFoundError: no pin has exactly that worker or glob.
+        ConflictError: a name and a glob read like that, and `literal` does not tell which is meant.
     """
-    names = [pin.worker for pin in ledger.pins(conn)]
-    if worker not in names:
-        raise NotFoundError(
-            f"{worker!r} is not pinned in policy {ledger.policy!r}: pins are on: {', '.join(names) or 'nothing'}"
+    found = [pin.literal for pin in ledger.pins(conn) if pin.worker == worker]
+    literal = literal if is_glob(worker) else None
+    if literal is None and len(found) > 1:
+        raise ConflictError(
+            f"{worker!r} is pinned in policy {ledger.policy!r} as a worker's name and as a glob; nothing was changed. "
+            "Say which with literal=True (the name) or literal=False (the glob)"
         )
-    policy = ledger.policy_ref(conn)
-    conn.execute(delete(PinRow).where(PinRow.policy_id == policy.id, PinRow.worker == worker))
+    if not found or literal not in (None, *found):
+        names = ", ".join(map(_named, ledger.pins(conn)))
+        kind = {None: "", True: " as a name", False: " as a glob"}[literal]
+        raise NotFoundError(
+            f"{worker!r} is not pinned{kind} in policy {ledger.policy!r}: pins are on: {names or 'nothing'}"
+        )
+    which = found[0] if literal is None else literal
+    conn.execute(delete(PinRow).where(_pins_of(ledger, conn, worker), PinRow.literal == which))
     ledger.event(conn, "unpin", worker=worker)
+
+
+def _pins_of(ledger: Ledger, conn: Connection, worker: str) -> ColumnElement[bool]:
+    return and_(PinRow.policy_id == ledger.policy_ref(conn).id, PinRow.worker == worker)
+
+
+def _named(pin: Pin) -> str:
+    return f"{pin.worker} (a name)" if pin.literal and is_glob(pin.worker) else pin.worker
 
 
 def record_metrics(ledger: Ledger, conn: Connection, ref: Meaning, metrics: Mapping[str, float]) -> Version:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, literal_column, select, update
 
 from weightledger.registry import values
 from weightledger.registry.errors import ConflictError
@@ -62,6 +62,8 @@ _SHARED = (
     "step",
     "nonfinite",
     "size_bytes",
+    "shapes",
+    "dtypes",
 )
 """Columns in which a rollback is what the version is that it restores."""
 _ADD_ROLLBACK = Statement(
@@ -112,6 +114,9 @@ _STANDING = Statement(
         Policy.last_number,
         VersionRow.number,
         func.coalesce(VersionRow.depth, 0),
+        VersionRow.digest,
+        case((VersionRow.restores.is_(None), VersionRow.step)),
+        VersionRow.shapes,
         select(VersionRow.id).where(_WRITING).exists().label("unfinished"),
         select(PinRow.id).where(PinRow.policy_id == bindparam("policy")).exists().label("pinned"),
     )
@@ -129,6 +134,12 @@ class Standing:
     head: int | None = None
     depth: int = 0
     """Publishes along the lineage from its root to the head."""
+    digest: str | None = None
+    """The head's content."""
+    step: int | None = None
+    """The step that the head was published with; None for a rollback, which steps nothing."""
+    shapes: str | None = None
+    """Hash over the head's names and shapes; None when an older library wrote it."""
     unfinished: bool = False
     """Whether a writer died half-way; see `recovery`."""
     pinned: bool = False
@@ -142,6 +153,8 @@ class Opened:
     number: int
     id: int
     parent: int | None
+    abandons: int | None
+    """The head before it, when it begins a new line."""
     snapshots: tuple[int, ...]
     """Rows of its files."""
     run: str
@@ -153,8 +166,8 @@ def standing(ledger: Ledger, conn: Connection) -> Standing:
     policy = ledger.find_policy(conn)
     if policy is None:
         return Standing()
-    last_number, head, depth, unfinished, pinned = _STANDING.first(conn, policy=policy.id)
-    return Standing(last_number, head, depth, bool(unfinished), bool(pinned))
+    number, head, depth, digest, step, shapes, unfinished, pinned = _STANDING.first(conn, policy=policy.id)
+    return Standing(number, head, depth, digest, step, shapes, bool(unfinished), bool(pinned))
 
 
 def find_stored(conn: Connection, digest: str) -> FileEntry | None:
@@ -196,9 +209,10 @@ def open_version(
     extra_snapshot_id: int | None,
     extra_structure_id: int | None,
     upon: Standing,
+    begins_line: bool = False,
 ) -> Opened:
-    """Take the next number and write its row as `writing`; its parent is the head."""
-    at = now()
+    """Take the next number and write its row as `writing`; its parent is the head, unless it begins a line."""
+    at, parent = now(), None if begins_line else upon.head
     number, key = append(
         ledger,
         conn,
@@ -209,17 +223,20 @@ def open_version(
         structure_id=structure_id,
         extra_snapshot_id=extra_snapshot_id,
         extra_structure_id=extra_structure_id,
-        parent=upon.head,
+        parent=parent,
         restores=None,
-        depth=upon.depth + 1,
+        depth=1 if parent is None else upon.depth + 1,
         step=entry.step,
         metadata=values.encode(dict(entry.metadata), "metadata"),
         message=entry.message,
         nonfinite=list(entry.nonfinite),
         size_bytes=entry.size_bytes,
+        shapes=entry.shapes,
+        dtypes=entry.dtypes,
     )
     files = (snapshot_id,) if extra_snapshot_id is None else (snapshot_id, extra_snapshot_id)
-    return Opened(number, key, upon.head, files, ledger.run_id(conn), at)
+    abandons = upon.head if begins_line else None
+    return Opened(number, key, parent, abandons, files, ledger.run_id(conn), at)
 
 
 def store_version(ledger: Ledger, conn: Connection, version: Opened, entry: Entry) -> None:
@@ -227,9 +244,10 @@ def store_version(ledger: Ledger, conn: Connection, version: Opened, entry: Entr
     _FILE_STORED.run_each(conn, ("key",), [(key,) for key in version.snapshots])
     _VERSION_STORED.run(conn, key=version.id)
     write_metrics(ledger, conn, version.id, entry.metrics)
-    ledger.event(
-        conn, "publish", version=version.number, reason=entry.message, details={"parent": version.parent}
-    )
+    details = {"parent": version.parent}
+    if version.abandons is not None:
+        details["abandons"] = version.abandons
+    ledger.event(conn, "publish", version=version.number, reason=entry.message, details=details)
 
 
 def lose_version(ledger: Ledger, conn: Connection, number: int, reason: str) -> None:

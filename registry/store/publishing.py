@@ -13,6 +13,7 @@ import os
 import sqlite3
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from weightledger.registry.log.versioning import Opened, Standing
 from weightledger.registry.records import Version
 from weightledger.registry.store.inspection import is_whole
 from weightledger.registry.store.recovery import recover_locked
+from weightledger.registry.store.restructuring import Form, check_publish
 from weightledger.registry.store.snapshots import SnapshotStore, SnapshotWriter
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.arrays import Bytes
@@ -102,6 +104,8 @@ class Publisher:
         self._held_digest: str | None = None
         self.pid = os.getpid()
         """The process that may use it: a fork copies its buffer and lock as they are at that moment, maybe in use."""
+        self._told_stuck: str | None = None
+        """The content of which it was told that it stays while the step advances."""
 
     # ------------------------------------------------------------------ copying
 
@@ -197,14 +201,16 @@ class Publisher:
         # Files without a row wait for the next open: a publish must not slow down as the folder fills.
         recover_locked(self.ledger, self.store, sweep=False, spare=publication.file_ids())
 
-    def publish(self, draft: Draft, parent: int | None = None) -> Version:
+    def publish(self, draft: Draft, parent: int | None = None, *, restructure: bool = False) -> Version:
         """Store a draft durably and append its version.
 
         Args:
             parent: the number that the head must have (0: the policy must be empty); None takes any.
+            restructure: accept names and shapes that are not the head's.
 
         Raises:
             ConflictError: the head has another number. Nothing was written.
+            InvalidWeightsError: the weights have other names or shapes than the head. Nothing was written.
             StorageError: the disk refused. No version is offered, no file is left.
         """
         with self.lock():
@@ -216,6 +222,7 @@ class Publisher:
                 if found.unfinished:
                     self.recover(publication)
                 versioning.check_parent(self.ledger, found, parent)
+                publication.check_structure(restructure=restructure)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
                 # marked lost.
                 publication.write()
@@ -225,10 +232,33 @@ class Publisher:
                 publication.store()
                 with self.ledger.writing() as conn:
                     publication.close(conn)
-                return publication.version()
             except BaseException as error:
                 publication.fail(error)
                 raise
+        if found.head is not None and found.digest == publication.digest:
+            self.warn_if_stuck(found.head, publication.digest, found.step, draft.step, stacklevel=4)
+        return publication.version()
+
+    def warn_if_stuck(
+        self, head: int, digest: str, before: int | None, step: int | None, *, stacklevel: int
+    ) -> None:
+        """Tell, once for each content, that the head has it still although the step advanced.
+
+        Args:
+            head: the head's number.
+            digest: its content.
+            before: the step that it was published with; None for a rollback, after which equal content is meant.
+            step: the step by now.
+            stacklevel: as in `warnings.warn`, which is called here.
+        """
+        if before is None or step is None or step <= before or self._told_stuck == digest:
+            return
+        self._told_stuck = digest
+        warnings.warn(
+            f"the weights of policy {self.ledger.policy!r} are identical to v{head} although the step advanced from "
+            f"{before} to {step}: does the optimizer step the weights that are published?",
+            stacklevel=stacklevel,
+        )
 
     def begin(self, draft: Draft) -> Publication:
         """Start writing a draft's files. The caller holds the lock until the publication is closed or failed."""
@@ -250,6 +280,7 @@ class Publication:
         self.opened: Opened | None = None
         """The version's row, from `open` on."""
         self._upon = Standing()
+        self._begins_line = False
         self._weights = _FileJob(draft.weights, publisher)
         try:
             self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
@@ -310,6 +341,23 @@ class Publication:
                 job.may_share = file.uri if is_whole(self._store, file) else None
         return self._upon
 
+    def begin_line(self) -> None:
+        """Let the version have no parent: what stood before is abandoned by it."""
+        self._begins_line = True
+
+    def check_structure(self, *, restructure: bool) -> None:
+        """Refuse other names or shapes than those of the head that `look` saw, unless they are meant.
+
+        Raises:
+            InvalidWeightsError: they differ; names them.
+        """
+        layout, upon = self.draft.weights.payload.layout, self._upon
+        if restructure or self._begins_line or upon.head is None or upon.shapes == layout.shapes_fingerprint:
+            return
+        with self._ledger.reading() as conn:
+            weights = Form(layout.shapes_fingerprint, lambda: layout.shapes)
+            check_publish(self._ledger, self._store, conn, upon.head, weights)
+
     def open(self, conn: Connection) -> None:
         """Take a number and write the row, in the caller's transaction, upon what `look` saw."""
         for job in self._jobs():
@@ -327,6 +375,7 @@ class Publication:
                 else self._ledger.structure_id(conn, self.draft.extra.structure)
             ),
             upon=self._upon,
+            begins_line=self._begins_line,
         )
         assert self.number == self._upon.last_number + 1, "the policy's lock was not held"
 
@@ -361,6 +410,7 @@ class Publication:
             state="stored",
             nonfinite=entry.nonfinite,
             has_extra=self._extra is not None,
+            dtypes=entry.dtypes,
         )
 
     def fail(self, error: BaseException) -> None:
@@ -402,6 +452,8 @@ class Publication:
             metrics=draft.metrics,
             metadata=draft.metadata,
             message=draft.message,
+            shapes=draft.weights.payload.layout.shapes_fingerprint,
+            dtypes=draft.weights.payload.layout.dtypes,
         )
 
     def file_ids(self) -> list[str]:

@@ -30,6 +30,7 @@ from weightledger.registry.errors import CorruptionError, InvalidWeightsError
 from weightledger.registry.values import Json, dumps
 from weightledger.registry.weights.dtypes import ITEM_BYTES
 from weightledger.registry.weights.listing import Listing, pairs, quoted_object
+from weightledger.registry.weights.shapes import Shapes, describe_dtypes, fingerprint, shapes_of
 
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000  # the safetensors readers' own limit
@@ -93,6 +94,21 @@ class Layout:
         """Hash over names, types, shapes, places, ties and value names: what fits one target fits it again."""
         more = dumps([sorted(self.ties.items()), sorted(self.value_names)])
         return blake3(self.entries + b"\n" + more.encode("ascii")).hexdigest()
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """What another version must share to take this one's place."""
+        return shapes_of(((spec.name, spec.shape) for spec in self.specs), self.ties, self.value_names)
+
+    @cached_property
+    def shapes_fingerprint(self) -> str:
+        """Hash over these."""
+        return fingerprint(self.shapes)
+
+    @cached_property
+    def dtypes(self) -> str:
+        """How many tensors have which dtype, in words."""
+        return describe_dtypes(spec.code for spec in self.specs)
 
     @cached_property
     def pairs(self) -> Listing:

@@ -13,8 +13,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Engine
+from torch import nn
 
 from tests.registry.rows import Rows, identity, row_counts
+from weightledger.registry import InvalidWeightsError, Registry
 from weightledger.registry.log import audit, schema
 from weightledger.registry.log.engine import open_engine, reading, rebuilding, table_names
 from weightledger.registry.log.models import Base, PolicyRef
@@ -44,10 +46,23 @@ def test_the_migrations_make_what_the_models_say(tmp_path: Path) -> None:
 
 
 def statements(engine: Engine) -> dict[str, set[str]]:
-    """What makes each table and index, line by line: SQLite keeps the text."""
+    """What makes each table and index, clause by clause: SQLite keeps the text, and what was added stands last."""
     with reading(engine) as conn:
         rows = conn.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").all()
-    return {name: {line.strip().rstrip(",") for line in sql.splitlines()} for name, sql in rows}
+    return {name: clauses(sql) for name, sql in rows}
+
+
+def clauses(sql: str) -> set[str]:
+    """Cut a statement at the commas that stand in no bracket within the outermost one."""
+    sql = " ".join(sql.split())
+    found, depth = [""], 0
+    for character in sql:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if (character, depth) in ((",", 1), ("(", 1), (")", 0)):
+            found.append("")
+        else:
+            found[-1] += character
+    return {clause.strip().replace('"', "") for clause in found if clause.strip()}
 
 
 def test_checks_and_conditions_of_indices_are_those_of_the_models_too(tmp_path: Path) -> None:
@@ -104,6 +119,58 @@ def test_what_was_recorded_in_a_kept_database_is_still_answered(tmp_path: Path) 
         assert [event.kind for event in audit.events(conn, policy)] == ["publish", "rollback"]
 
 
+def test_a_registry_of_the_first_schema_goes_on_in_this_one(tmp_path: Path) -> None:
+    """With its weights: what it says of names and shapes is read from its files, since no row does."""
+    shutil.copytree(DATA / "registry-0001", tmp_path / "old")
+    with Registry.open(tmp_path / "old") as registry:
+        assert [version.number for version in registry.versions()] == [1, 2, 3, 4, 5]
+        assert registry.verify() == []
+        assert float(registry.load()["bias"]) == 5.0
+        # A name without a glob's characters is one name; what was a glob before stays one, and holds what it held.
+        assert [(pin.worker, pin.version, pin.literal) for pin in registry.pins()] == [
+            ("env[12]", 1, False),
+            ("w0", 1, True),
+            ("eval-*", 1, False),
+        ]
+        targets = {worker.name: worker.target for worker in registry.workers()}
+        assert targets == {"env1": 1, "env2": 1, "env[12]": 1, "w0": 1}
+
+        with pytest.raises(
+            InvalidWeightsError, match=r"'weight' has the shape \(2, 2\) here, \(1, 2\) there"
+        ):
+            registry.publish(nn.Linear(2, 2))
+        with pytest.raises(InvalidWeightsError, match="'bias' is not here"):
+            registry.publish(nn.Linear(2, 1, bias=False))
+        assert registry.publish(nn.Linear(2, 1)).parent == 5
+        assert (registry.head().dtypes, registry.get(5).dtypes) == ("float32", None)
+        assert registry.rollback(3).restores == 3
+        registry.publish(nn.Linear(2, 2), restructure=True)
+        with pytest.raises(
+            InvalidWeightsError, match=r"v3 .*nothing was rolled back(?s:.*)'weight' has the shape"
+        ):
+            registry.rollback(3)
+        assert registry.rollback(3, restructure=True).number == 9
+
+
+def test_a_damaged_head_of_the_first_schema_is_no_hindrance(tmp_path: Path) -> None:
+    """Nobody can tell its names and shapes, and a training must go on."""
+    shutil.copytree(DATA / "registry-0001", tmp_path / "old")
+    for path in (tmp_path / "old" / "snapshots").iterdir():
+        path.write_bytes(b"damaged")
+    with Registry.open(tmp_path / "old") as registry:
+        assert registry.publish(nn.Linear(2, 2)).number == 6
+
+
+def test_pins_of_equal_words_become_one_on_the_way_down(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    shutil.copy(DATA / "0002.db", path)
+    with rebuilding(open_engine(path)) as conn:
+        command.downgrade(schema.alembic_config(conn), "0001")
+        pins = conn.exec_driver_sql("SELECT worker, version_id FROM pins ORDER BY id").all()
+        assert pins == [("eval-*", None), ("w1", 2), ("env[12]", 2)]
+    assert statements(open_engine(path)) == statements(open_engine(DATA / "0001.db", read_only=True))
+
+
 def test_migration_files_are_called_by_their_revision() -> None:
     scripts = ScriptDirectory.from_config(schema.alembic_config())
     for script in scripts.walk_revisions():
@@ -135,10 +202,10 @@ def test_a_new_migration_starts_from_the_template_with_its_rules(tmp_path: Path)
     with rebuilding(rows.engine) as conn:
         config = schema.alembic_config(conn)
         config.set_main_option("script_location", str(scripts))
-        command.revision(config, "colours", rev_id="0002", autogenerate=True)
-    (path,) = (scripts / "versions").glob("0002*.py")
+        command.revision(config, "colours", rev_id="0003", autogenerate=True)
+    (path,) = (scripts / "versions").glob("0003*.py")
     source = path.read_text()
     compile(source, path, "exec")
-    assert source.startswith('"""colours\n\nRevision 0002, after 0001.')
+    assert source.startswith('"""colours\n\nRevision 0003, after 0002.')
     assert "Lose no row." in source
     assert "pass\n" in source

@@ -168,7 +168,9 @@ class Rows:
             ended_how=how or ("replaced" if ended is not None else None),
         )
 
-    def pin(self, worker: str, version: int | None = None, alias: str | None = None) -> int:
+    def pin(
+        self, worker: str, version: int | None = None, alias: str | None = None, *, literal: bool = False
+    ) -> int:
         with reading(self.engine) as conn:
             key = conn.scalar(
                 select(VersionRow.id).where(
@@ -179,6 +181,7 @@ class Rows:
             PinRow,
             policy_id=self.policy.id,
             worker=worker,
+            literal=literal,
             version_id=key,
             alias=alias,
             reason="",

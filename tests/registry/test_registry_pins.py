@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.registry.helpers import publish_many, weights
-from weightledger.registry import InUseError, InvalidWeightsError, NotFoundError, Registry
+from tests.registry.helpers import hold, publish_many, weights
+from weightledger.registry import ConflictError, InUseError, InvalidWeightsError, NotFoundError, Registry
+
+# Nobody steers a worker here; that a pin meets nobody is tried where it is the matter.
+pytestmark = pytest.mark.filterwarnings("ignore:.* is pinned to v")
 
 
 @pytest.fixture
@@ -69,6 +74,49 @@ def test_a_worker_whose_name_looks_like_a_glob_is_pinned_by_exactly_that_name(re
     assert registry.target("w[1]").number == 1 and registry.target("w1").number == 1
     registry.pin("w1", 2)
     assert registry.target("w[1]").number == 1 and registry.target("w1").number == 2
+
+
+def test_a_literal_pin_moves_no_worker_that_a_glob_of_its_name_would_match(registry: Registry) -> None:
+    made = registry.pin("env[12]", 1, literal=True)
+    assert (made.literal, made.version) == (True, 1)
+    targets = [registry.target(name).number for name in ("env[12]", "env1", "env2")]
+    assert targets == [1, 5, 5]
+    registry.pin("env[12]", 2)  # the glob is another pin
+    targets = [registry.target(name).number for name in ("env[12]", "env1", "env2")]
+    assert targets == [1, 2, 2]
+    with pytest.raises(ConflictError, match=r"'env\[12\]'.*literal=True.*literal=False"):
+        registry.unpin("env[12]")
+    registry.unpin("env[12]", literal=False)
+    assert [(pin.worker, pin.literal) for pin in registry.pins()] == [("env[12]", True)]
+    with pytest.raises(NotFoundError, match=r"not pinned as a glob.*env\[12\] \(a name\)"):
+        registry.unpin("env[12]", literal=False)
+    registry.unpin("env[12]")
+    assert registry.pins() == []
+
+
+def test_a_name_without_a_globs_characters_is_literal_in_any_case(registry: Registry) -> None:
+    registry.pin("w0", 1, literal=True)
+    assert registry.pin("w0", 2).literal
+    assert [(pin.worker, pin.version) for pin in registry.pins()] == [("w0", 2)]
+    registry.unpin("w0", literal=False)
+    assert registry.pins() == []
+
+
+def test_a_pin_that_meets_no_worker_says_so_and_is_made(registry: Registry) -> None:
+    hold(registry, "eval-1", 2)
+    hold(registry, "env[12]", 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        registry.pin("eval-1", 1)
+        registry.pin("eval-*", 1)
+        registry.pin("env[12]", 1)
+        registry.pin("env[12]", 1, literal=True)
+    for name, what in (("eval-2", "name"), ("evil-*", "glob")):
+        with pytest.warns(UserWarning, match=rf"^'{re.escape(name)}' is pinned to v1.*by that {what} so far"):
+            registry.pin(name, 1)
+        assert registry.pins()[-1].worker == name
+    with pytest.warns(UserWarning, match="by that name"):
+        registry.pin("*", 1, literal=True)
 
 
 def test_a_new_pin_of_a_name_replaces_the_older(registry: Registry) -> None:

@@ -94,7 +94,10 @@ def test_threads_and_processes_that_publish_at_once_never_share_a_temporary_file
 
 def _publish_in_threads(folder: Path, first: float) -> dict[int, float]:
     with Registry.open(folder) as registry, ThreadPoolExecutor(2) as pool:
-        calls = [(first + at, pool.submit(registry.publish, weights(first + at, 4 + at))) for at in range(30)]
+        calls = [
+            (first + at, pool.submit(registry.publish, weights(first + at, 4 + at), restructure=True))
+            for at in range(30)
+        ]
         return {call.result().number: value for value, call in calls}
 
 
@@ -288,7 +291,7 @@ def test_a_temporary_directory_on_another_disk_is_not_used(
     monkeypatch.setattr(tempfile, "tempdir", None)
     with Registry.open(tmp_path / "r") as registry:
         for size in (4, 1 << 19):
-            registry.publish(weights(1, size), extra={"x": 1})
+            registry.publish(weights(1, size), extra={"x": 1}, restructure=True)
             assert value_of(registry.load()) == 1
         registry.export(1, tmp_path / "out.safetensors")
     assert list(memory.iterdir()) == []
@@ -475,7 +478,13 @@ def test_rows_that_point_at_nothing_are_refused_in_a_direct_session(tmp_path: Pa
         with Session(registry.engine) as session:
             policy = session.scalar(select(Policy.id))
             run = registry.runs.current().id
-            common = {"policy_id": policy, "reason": "", "created_at": datetime.now(UTC), "run_id": run}
+            common = {
+                "policy_id": policy,
+                "literal": True,
+                "reason": "",
+                "created_at": datetime.now(UTC),
+                "run_id": run,
+            }
             for statement in (
                 insert(PinRow).values(worker="x", version_id=999, alias=None, **common),
                 insert(PinRow).values(worker="x", version_id=None, alias="nope", **common),

@@ -145,6 +145,7 @@ def test_every_nth_and_the_lowest_can_be_kept(registry: Registry) -> None:
     assert stored(registry) == [3, 4, 5, 10], "of v2 and v4, equally good, the newer stays"
 
 
+@pytest.mark.filterwarnings("ignore:'eval-.*is pinned to v3, but no worker")
 def test_what_is_best_held_pinned_aliased_or_pending_stays(registry: Registry) -> None:
     """CK-04, with a push that was never answered, and a worker whose run is gone."""
     publish_many(registry, 11)

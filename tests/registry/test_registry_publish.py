@@ -296,7 +296,7 @@ def test_tensors_made_in_inference_mode_come_back_as_normal_ones(registry: Regis
     with torch.inference_mode():
         made = {"w": torch.zeros(2, 2)}
         registry.publish(made)
-        registry.publish({"w": torch.ones(2)}, extra={"m": torch.ones(2)})
+        registry.publish({"w": torch.ones(2)}, extra={"m": torch.ones(2)}, restructure=True)
         loaded_inside = registry.load(1)["w"]
     loaded_inside.add_(1)
     for tensor in (registry.load(1)["w"], registry.load(2)["w"], registry.load_extra(2)["m"]):
@@ -333,7 +333,7 @@ def test_a_later_smaller_version_has_no_key_of_an_earlier_one(registry: Registry
     registry.publish({"a": torch.zeros(8), "d": torch.ones(8)})
     with pytest.raises(InvalidWeightsError):
         registry.publish({"d": torch.ones(8), "bad": torch.empty(1, device="meta")})
-    registry.publish({"a": torch.full((3,), 2.0)})
+    registry.publish({"a": torch.full((3,), 2.0)}, restructure=True)
     assert list(registry.load()) == ["a"] and registry.load()["a"].tolist() == [2, 2, 2]
 
 
@@ -377,10 +377,10 @@ def test_non_persistent_buffers_are_in_a_tensordict_and_not_in_a_state_dict(regi
 
     module = Normaliser()
     registry.publish(module, extra={"mean": module.mean, "count": module.count})
-    registry.publish(TensorDict.from_module(module))
+    registry.publish(TensorDict.from_module(module), restructure=True)
     assert list(registry.load(1)) == ["weight"]
     assert sorted(registry.load(2).keys()) == ["mean", "weight"]
-    back = registry.rollback(1)
+    back = registry.rollback(1, restructure=True)
     assert {name: value.item() for name, value in registry.load_extra(back).items()} == {
         "mean": 3.0,
         "count": 5.0,

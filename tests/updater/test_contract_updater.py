@@ -185,7 +185,8 @@ def test_an_updater_without_workers_publishes_and_takes_workers_later(start: Sta
     """RL-13: who comes late is at its target before it is used."""
     updater = start(0)
     assert updater.update_weights().version == 1
-    updater.registry.pin("eval*", 1)
+    with pytest.warns(UserWarning, match="by that glob so far"):
+        updater.registry.pin("eval*", 1)
     learn(updater, 2.0)
     late, evaluator = borrow(2)
     updater.add_worker(late, "late")
@@ -788,13 +789,13 @@ def test_a_background_update_after_a_rollback_elsewhere_takes_it_over_in_the_cal
 def test_a_rollback_elsewhere_that_the_learner_refuses_is_an_error_and_changes_nothing(start: Start) -> None:
     updater = start()
     learn(updater, 1.0)
-    updater.registry.publish(filled(2.0, width=4))
+    updater.registry.publish(filled(2.0, width=4), restructure=True)
     updater.registry.publish(filled(3.0, width=4))
     updater.registry.rollback(2)
     with pytest.raises(InvalidWeightsError, match="weight"):
         updater.update_weights()
     assert values(updater) == [1.0, 1.0] and updater.registry.head().number == 4
-    elsewhere(updater, "rollback", "--to", "1", "--reason", "mend")
+    elsewhere(updater, "rollback", "--to", "1", "--reason", "mend", "--restructure")
     assert updater.update_weights().ok and values(updater) == [1.0, 1.0]
 
 
@@ -888,7 +889,7 @@ def test_own_publishes_through_the_registry_are_no_conflict(start: Start) -> Non
 def test_adopting_weights_that_do_not_fit_changes_nothing(start: Start) -> None:
     updater = start()
     learn(updater, 1.0)
-    updater.registry.publish(filled(2.0, width=4))
+    updater.registry.publish(filled(2.0, width=4), restructure=True)
     with pytest.raises(InvalidWeightsError, match="weight"):
         updater.adopt()
     assert bool((updater.policy_weights.weight == 1).all())

@@ -271,7 +271,7 @@ def test_a_rollback_reads_into_memory_that_the_next_publish_writes_over_and_hurt
 def test_a_rollback_that_does_not_fit_gives_the_buffer_back(make: Make) -> None:
     fleet = make(1)
     learn(fleet, 1.0)
-    fleet.registry.publish({"other": torch.zeros(3)})
+    fleet.registry.publish({"other": torch.zeros(3)}, restructure=True)
     with pytest.raises(InvalidWeightsError):
         fleet.adopt()
     assert fleet.registry.publisher.borrow().room(10) is not None

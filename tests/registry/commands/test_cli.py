@@ -118,14 +118,18 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
         registry.publish(weights(1), step=100, metrics={"reward": 10.0, "loss": 0.5}, message="first")
         registry.publish(weights(2), step=200, metrics={"reward": 38.0, "loss": 0.25}, metadata={"seed": 3})
         registry.publish(
-            weights(3, extra=torch.ones(2)), step=300, metrics={"reward": 5.0}, message="[red]\x1b[2J"
+            weights(3, extra=torch.ones(2)),
+            step=300,
+            metrics={"reward": 5.0},
+            message="[red]\x1b[2J",
+            restructure=True,
         )
         push(registry, 3, "w1", "w2", "w3")
         moments["v3"] = datetime.now(UTC).isoformat()
         registry.set_alias("best", 2)
-        registry.pin("eval-*", "best", reason="compare")
         push(registry, 2, "eval-0")
-        registry.publish(weights(4), step=400, metrics={"reward": float("nan")})
+        registry.pin("eval-*", "best", reason="compare")
+        registry.publish(weights(4), step=400, metrics={"reward": float("nan")}, restructure=True)
         registry.rollback(2, reason="reward collapsed")
         push(registry, 5, "w1", "w3")
         with registry.ledger.writing() as conn:
@@ -606,12 +610,12 @@ def test_an_older_registry_is_upgraded_by_commands_that_write_and_refused_by_tho
     """A library with one more migration meets a registry of this one."""
     scripts = tmp_path / "scripts"
     shutil.copytree(Path(migrations.__path__[0]), scripts)
-    (scripts / "versions" / "v0002_more.py").write_text(
-        "from alembic import op\nimport sqlalchemy as sa\nrevision, down_revision = '0002', '0001'\n"
+    (scripts / "versions" / "v0003_more.py").write_text(
+        "from alembic import op\nimport sqlalchemy as sa\nrevision, down_revision = '0003', '0002'\n"
         "def upgrade():\n    op.add_column('runs', sa.Column('more', sa.Text()))\n"
     )
     monkeypatch.setattr(schema, "SCRIPTS", str(scripts))
-    monkeypatch.setattr(schema, "HEAD", "0002")
+    monkeypatch.setattr(schema, "HEAD", "0003")
     for command in (*READING, "prune --keep-last 1 --dry-run", "export 1 out"):
         ran = run(*command.split(), "--registry", copy)
         assert ran.code == 1
@@ -625,11 +629,11 @@ def test_a_decision_upgrades_an_older_registry_on_its_way(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(Path(migrations.__path__[0]), tmp_path / "scripts")
-    (tmp_path / "scripts" / "versions" / "v0002_none.py").write_text(
-        "revision, down_revision = '0002', '0001'\ndef upgrade():\n    pass\n"
+    (tmp_path / "scripts" / "versions" / "v0003_none.py").write_text(
+        "revision, down_revision = '0003', '0002'\ndef upgrade():\n    pass\n"
     )
     monkeypatch.setattr(schema, "SCRIPTS", str(tmp_path / "scripts"))
-    monkeypatch.setattr(schema, "HEAD", "0002")
+    monkeypatch.setattr(schema, "HEAD", "0003")
     assert run("rollback", "--to", 1, "--reason", "x", "--registry", copy).code == 0
     assert run("show", "--json", "--registry", copy).data["restores"] == 1
 

@@ -376,6 +376,7 @@ def test_rows_that_point_at_nothing_are_refused(tmp_path: Path) -> None:
             insert(PinRow).values(
                 policy_id=rows.policy.id,
                 worker="w0",
+                literal=True,
                 version_id=999,
                 alias=None,
                 reason="",

@@ -23,6 +23,11 @@ def log_of(choices: list[int | None]) -> tuple[dict[int, int | None], dict[int, 
     return parents, rollbacks
 
 
+def rooted(parents: dict[int, int | None], roots: set[int]) -> dict[int, int | None]:
+    """Let some publishes have no parent."""
+    return {number: None if number in roots else parent for number, parent in parents.items()}
+
+
 def walk(parents: dict[int, int | None], head: int) -> set[int]:
     found, at = set(), head
     while at is not None:
@@ -41,6 +46,22 @@ def test_the_ranges_hold_exactly_what_a_walk_over_parents_finds(
     on_lineage = walk(parents, head)
     assert {number for number in range(len(choices) + 2) if lineage.contains(ranges, number)} == on_lineage
     assert sum(last - first + 1 for first, last in ranges) == len(on_lineage)
+
+
+@given(st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=40), st.data())
+def test_a_version_without_a_parent_ends_the_lineage(choices: list[int | None], data: st.DataObject) -> None:
+    parents, rollbacks = log_of(choices)
+    publishes = sorted(parents.keys() - rollbacks.keys())
+    roots = data.draw(st.sets(st.sampled_from(publishes)))
+    head = data.draw(st.integers(1, len(choices)))
+    ranges = lineage.ranges(head, rollbacks, roots)
+    on_lineage = walk(rooted(parents, roots), head)
+    assert {number for number in range(len(choices) + 2) if lineage.contains(ranges, number)} == on_lineage
+
+
+def test_a_new_line_abandons_what_was_before_and_a_rollback_behind_it_takes_that_back_in() -> None:
+    assert lineage.ranges(28, {16: 10}, {1, 27}) == ((27, 28),)
+    assert lineage.ranges(29, {16: 10, 29: 26}, {1, 27}) == ((29, 29), (16, 26), (1, 10))
 
 
 @given(st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=40))

@@ -10,8 +10,10 @@ from weightledger.registry.log.targets import resolve_target, resolve_targets
 from weightledger.registry.records import Pin
 
 
-def pin(worker: str, version: int) -> Pin:
-    return Pin(worker=worker, ref=version, version=version, reason="", created_at=START, run=RUN)
+def pin(worker: str, version: int, *, literal: bool = False) -> Pin:
+    return Pin(
+        worker=worker, ref=version, version=version, reason="", created_at=START, run=RUN, literal=literal
+    )
 
 
 def test_a_worker_without_a_pin_follows_the_head() -> None:
@@ -44,10 +46,20 @@ def test_a_name_with_brackets_is_found_by_its_own_pin() -> None:
     assert resolve_target("env0", pins, 7)[0] == 2
 
 
+def test_a_literal_pin_holds_its_own_name_alone_and_beats_the_glob_that_reads_the_same() -> None:
+    pins = [pin("env[12]", 2, literal=True), pin("env[12]", 3)]
+    for some in (pins, pins[::-1], pins[:1]):
+        assert resolve_target("env[12]", some, 7)[0] == 2
+    assert resolve_target("env1", pins[:1], 7) == (7, None)
+    assert resolve_target("env1", pins, 7)[0] == 3
+
+
 names = st.text("ab[*?]", min_size=1, max_size=3)
 
 
-@given(st.lists(names, max_size=5), st.lists(names, max_size=5, unique=True))
-def test_many_targets_at_once_are_the_targets_one_by_one(workers: list[str], pinned: list[str]) -> None:
-    pins = [pin(name, number) for number, name in enumerate(pinned, start=1)]
+@given(st.lists(names, max_size=5), st.lists(st.tuples(names, st.booleans()), max_size=5, unique=True))
+def test_many_targets_at_once_are_the_targets_one_by_one(
+    workers: list[str], pinned: list[tuple[str, bool]]
+) -> None:
+    pins = [pin(name, number, literal=literal) for number, (name, literal) in enumerate(pinned, start=1)]
     assert resolve_targets(workers, pins, 9) == {name: resolve_target(name, pins, 9) for name in workers}

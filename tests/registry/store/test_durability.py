@@ -154,7 +154,7 @@ def test_a_registry_that_was_open_when_a_writer_died_publishes_on(registry: Regi
         # What a kill between the row and its end leaves.
         conn.exec_driver_sql("UPDATE versions SET state = 'writing' WHERE number = 2")
         conn.exec_driver_sql("UPDATE snapshots SET stored = 0 WHERE id = 2")
-    assert registry.publish(weights(3, size)).number == 3
+    assert registry.publish(weights(3, size), restructure=True).number == 3
     assert [registry.get(number).state for number in (1, 2, 3)] == ["stored", "lost", "stored"]
     assert value_of(registry.load()) == 3
     assert registry.verify() == []
@@ -173,10 +173,10 @@ def test_a_full_disk_is_told_and_later_publishes_work(size: int, monkeypatch: py
         with disk.full():
             for _ in range(2):
                 with pytest.raises(StorageError, match=rf"{disk.folder}.*([0-9]+ bytes|space)"):
-                    registry.publish(weights(9, size), step=3)
+                    registry.publish(weights(9, size), step=3, restructure=True)
             assert value_of(registry.load()) == 2 and value_of(registry.load(1)) == 1
             assert numbers(registry.versions()) == [1, 2] and files(registry) == before
-        after = registry.publish(weights(9, size), step=3)
+        after = registry.publish(weights(9, size), step=3, restructure=True)
         assert registry.head() == after and value_of(registry.load()) == 9
         assert numbers(registry.versions())[:2] == [1, 2] and len(registry.versions()) == 3
         assert registry.verify() == []
@@ -192,10 +192,10 @@ def test_a_disk_with_room_for_rows_but_not_for_the_file_says_how_many_bytes(
         publish_many(registry, 1)
         told = r"snapshots.*[0-9]{7} bytes.*make room"
         with disk.full(leave=MEGABYTE), pytest.raises(StorageError, match=told) as caught:
-            registry.publish(weights(9, BIG), extra=_extra(9, BIG))
+            registry.publish(weights(9, BIG), extra=_extra(9, BIG), restructure=True)
         assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
         assert len(files(registry)) == 1 and numbers(registry.versions()) == [1]
-        registry.publish(weights(9, BIG))
+        registry.publish(weights(9, BIG), restructure=True)
         assert value_of(registry.load()) == 9
         registry.close()
 
