@@ -404,7 +404,7 @@ class Registry:
             )
         return made
 
-    def pin(self, worker: str, ref: Ref, *, reason: str = "", literal: bool = False) -> Pin:
+    def pin(self, worker: str, ref: Ref, *, reason: str = "", literal: bool = False) -> None:
         """Hold a worker, or a glob of worker names, at a version.
 
         An alias is followed wherever it moves; any other reference resolves now. An exact name beats a glob, and of two
@@ -417,9 +417,6 @@ class Registry:
             reason: for the log.
             literal: take `worker` for one worker's name, whatever characters it has: `"env[12]"` is a glob that means
                 `env1` and `env2` otherwise.
-
-        Returns:
-            The pin.
 
         Raises:
             NotFoundError: no such version, or its weights were pruned.
@@ -438,7 +435,6 @@ class Registry:
                 f"{what} so far",
                 stacklevel=2,
             )
-        return made
 
     def unpin(self, worker: str, *, literal: bool | None = None) -> None:
         """Remove the pin on exactly this name or glob.

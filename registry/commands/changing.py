@@ -75,7 +75,8 @@ def pin(
     if ref is None:
         raise typer.BadParameter("which version? WORKER needs a REF after it.", param_hint="REF")
     with call.writing() as registry, accepting("WORKER"):
-        made = registry.pin(worker, ref, reason=reason, literal=literal)
+        registry.pin(worker, ref, reason=reason, literal=literal)
+        made = [pin for pin in registry.pins() if pin.worker == worker][-1]
     return Answer(made, lambda: [Line(words((worker, "pin"), f" is pinned to {pin_target(made)}."))])
 
 

@@ -77,8 +77,8 @@ def test_a_worker_whose_name_looks_like_a_glob_is_pinned_by_exactly_that_name(re
 
 
 def test_a_literal_pin_moves_no_worker_that_a_glob_of_its_name_would_match(registry: Registry) -> None:
-    made = registry.pin("env[12]", 1, literal=True)
-    assert (made.literal, made.version) == (True, 1)
+    registry.pin("env[12]", 1, literal=True)
+    assert [(pin.worker, pin.version, pin.literal) for pin in registry.pins()] == [("env[12]", 1, True)]
     targets = [registry.target(name).number for name in ("env[12]", "env1", "env2")]
     assert targets == [1, 5, 5]
     registry.pin("env[12]", 2)  # the glob is another pin
@@ -96,8 +96,8 @@ def test_a_literal_pin_moves_no_worker_that_a_glob_of_its_name_would_match(regis
 
 def test_a_name_without_a_globs_characters_is_literal_in_any_case(registry: Registry) -> None:
     registry.pin("w0", 1, literal=True)
-    assert registry.pin("w0", 2).literal
-    assert [(pin.worker, pin.version) for pin in registry.pins()] == [("w0", 2)]
+    registry.pin("w0", 2)
+    assert [(pin.worker, pin.version, pin.literal) for pin in registry.pins()] == [("w0", 2, True)]
     registry.unpin("w0", literal=False)
     assert registry.pins() == []
 
