@@ -123,8 +123,9 @@ from weightledger.registry import Registry
 from weightledger.updater.testing import FakeWorkers
 registry = Registry.open(sys.argv[1])
 wide = torch.nn.Linear(4, 2)
-with FakeWorkers(wide, [torch.nn.Linear(4, 2)], registry=registry, start="continue") as fleet:
-    print(fleet.update_weights(restructure=True).version, flush=True)
+registry.publish(wide, restructure=True)
+with FakeWorkers(wide, [torch.nn.Linear(4, 2)], registry=registry) as fleet:
+    print(fleet.update_weights().version, flush=True)
     sys.stdin.read()
 """
 
