@@ -8,8 +8,10 @@ Rules kept here
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,6 +20,7 @@ from types import MappingProxyType, new_class
 from typing import Any, Self
 
 import ray
+from ray.exceptions import RayError
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import COMPONENT_RL_MODULE
 
@@ -27,15 +30,17 @@ from weightledger.registry.log.refs import Ref
 from weightledger.registry.records import Version
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.rllib_learners import Learners
-from weightledger.updater.rllib_module import ModuleUpdater, Place
+from weightledger.updater.rllib_module import ModuleUpdater, Place, is_actor
 from weightledger.updater.rllib_runner import (
     NO_VERSION,
     STAMP,
     batch_versions,
+    module_ids_in,
     policy_of,
     runner_version,
     stamp_samples,
 )
+from weightledger.updater.telling import OnFailure, check_on_failure, tell_failures
 
 __all__ = [
     "NO_VERSION",
@@ -72,6 +77,9 @@ class RLlibUpdater:
             of an iteration and calls by hand always publish.
         prefix: put before the lasting names of the env runners, `env-runner-<index>` and `eval-env-runner-<index>`.
         on_rollback: called with module id and version after the learner was restored to it.
+        on_failure: an env runner that did not get its weights is told as a `SyncWarning`, or with `"raise"` as a
+            `SyncError`, as training drops the reports. One whose own code rejects the first weights that it is sent is
+            an error either way.
         options: for each module's updater: `timeout`, `max_interval`, `cast`, `allow_nonfinite`.
 
     Raises:
@@ -96,6 +104,7 @@ class RLlibUpdater:
         every: int = 1,
         prefix: str = "",
         on_rollback: Callable[[str, Version], object] | None = None,
+        on_failure: OnFailure = "warn",
         **options: Any,
     ) -> None:
         if id(algorithm) in _attached:
@@ -108,6 +117,7 @@ class RLlibUpdater:
         self._published_at = 0
         self._prefix = prefix
         self._on_rollback = on_rollback
+        self._on_failure = check_on_failure(on_failure)
         self._options = options
         self._lock = threading.RLock()
         self._closed = False
@@ -131,6 +141,7 @@ class RLlibUpdater:
             raise
         for tag, group in self.groups.items():
             self._stand_in(tag, group)
+        self._stand_in_for_step(algorithm)
         _attached[id(algorithm)] = self
         weakref.finalize(algorithm, _attached.pop, id(algorithm), None)
 
@@ -170,6 +181,7 @@ class RLlibUpdater:
 
         Raises:
             ConflictError: another run published. Nothing was changed.
+            SyncError: env runners did not get their weights: see `on_failure`. The others were updated.
         """
         about.setdefault("step", self._steps())
         with self._lock:
@@ -182,13 +194,30 @@ class RLlibUpdater:
                 if (report.published or report.adopted) and head is not None:
                     self.acted[module_id] = head.number
             self._published_at = self.learners.number()
+            tell_failures(reports.values(), self._on_failure)
             return reports
 
     def sync(
         self, module_ids: Iterable[str] | None = None, *, only: Collection[Place] | None = None
     ) -> dict[str, SyncReport]:
-        """Bring env runners to their targets, publishing nothing."""
-        return self._each(module_ids, only, lambda updater, workers: updater.sync(workers))
+        """Bring env runners to their targets, publishing nothing.
+
+        A rollback made elsewhere is followed: the learner is restored, too.
+
+        Args:
+            module_ids: only these modules; by default all.
+            only: only these env runners; by default all.
+
+        Returns:
+            A report by module id.
+
+        Raises:
+            ConflictError: another run published. Nothing was changed.
+            SyncError: env runners did not get their weights: see `on_failure`. The others were updated.
+        """
+        reports = self._each(module_ids, only, lambda updater, workers: updater.sync(workers))
+        tell_failures(reports.values(), self._on_failure)
+        return reports
 
     def rollback(
         self, to: Ref | None = None, reason: str = "", *, module_id: str | None = None
@@ -239,6 +268,7 @@ class RLlibUpdater:
                 _close(updater)
             algorithm = self._algorithm()
             if algorithm is not None and _attached.get(id(algorithm)) is self:
+                vars(algorithm).pop("step", None)
                 del _attached[id(algorithm)]
 
     def __enter__(self) -> Self:
@@ -281,11 +311,43 @@ class RLlibUpdater:
         ]
         for gone in self.modules.keys() - set(found):
             _close(self.modules.pop(gone))
-        wanted = self._env_runners()
         for module_id in found:
             if module_id not in self.modules:
                 self.modules[module_id] = self._steer(module_id)
-            self.modules[module_id].place(wanted)
+        env_runners = self._env_runners()
+        updaters = [self.modules[module_id] for module_id in found]
+        unseated = {
+            place: handle
+            for place, (_, handle) in env_runners.items()
+            if not all(updater.seats_at(place, handle) for updater in updaters)
+        }
+        lacking = self._lacking(unseated, found) if unseated else {}
+        for module_id in found:
+            self.modules[module_id].place(
+                {
+                    place: worker
+                    for place, worker in env_runners.items()
+                    if module_id not in lacking.get(place, ())
+                }
+            )
+
+    def _lacking(
+        self, env_runners: Mapping[Place, Any], module_ids: Collection[str]
+    ) -> dict[Place, set[str]]:
+        """Ask env runners which of these modules they do not have; those that do not answer count as having all."""
+        answers = {place: module_ids_in(each) for place, each in env_runners.items() if not is_actor(each)}
+        asked = {
+            each.__ray_call__.remote(module_ids_in): place
+            for place, each in env_runners.items()
+            if is_actor(each)
+        }
+        for ref in (
+            ray.wait(list(asked), num_returns=len(asked), timeout=self.learners.timeout)[0] if asked else ()
+        ):
+            # The push will say what is the matter.
+            with contextlib.suppress(RayError):
+                answers[asked[ref]] = ray.get(ref)
+        return {place: set(module_ids) - set(had) for place, had in answers.items() if had is not None}
 
     def _steer(self, module_id: str) -> ModuleUpdater:
         registry = Registry.open(self._location, policy=policy_of(module_id))
@@ -359,6 +421,17 @@ class RLlibUpdater:
             stop,
         )
 
+    def _stand_in_for_step(self, algorithm: Any) -> None:
+        """Look at the registry as an iteration begins, so that none is spent on weights that were rolled back."""
+        stock_step = algorithm.step
+
+        @functools.wraps(stock_step)
+        def step() -> Any:
+            self.sync()
+            return stock_step()
+
+        algorithm.step = step
+
     def _is_due(self) -> bool:
         # A learner that was restored counts from an older number: that is always brought to the env runners.
         since = self.learners.number() - self._published_at
@@ -404,12 +477,23 @@ class LedgerCallback(RLlibCallback):
         """The Algorithm's updater; None in env runners, where the callback stamps."""
 
     @classmethod
-    def at(cls, location: Location, **options: Any) -> type[Self]:
+    def at(cls, location: Location, *, per_trial: bool = False, **options: Any) -> type[Self]:
         """Return the callback for a registry there: what `AlgorithmConfig.callbacks` takes.
 
         Args:
-            location: as in `RLlibUpdater`; so are the options.
+            location: as in `RLlibUpdater`; so are the options. A relative path is one of the process that calls this:
+                Tune gives each trial a working folder of its own, which it deletes.
+            per_trial: give each trial of a tuning run a registry of its own, in a folder of `location` that is named
+                like the trial's: it stays the same when the trial is restored.
+
+        Raises:
+            ValueError: `per_trial` with a location in which there are no folders.
         """
+        if not callable(location) and "://" not in str(location):
+            folder = os.path.abspath(location)
+            location = functools.partial(_trial_folder, folder) if per_trial else folder
+        elif per_trial:
+            raise ValueError(f"per_trial=True makes folders in a folder; found location={location!r}")
         # RLlib makes its callbacks without arguments, here and in each env runner.
         own = {"__module__": cls.__module__, "location": location, "options": options}
         made: type[Self] = new_class(cls.__name__, (cls,), {}, lambda namespace: namespace.update(own))
@@ -420,7 +504,15 @@ class LedgerCallback(RLlibCallback):
         location = type(self).location  # of the class, or a callable would be taken for a method
         if location is None:
             raise ValueError(f"where is the registry? Use callbacks({type(self).__name__}.at(location))")
-        self.updater = RLlibUpdater(algorithm, location, **self.options)
+        try:
+            self.updater = RLlibUpdater(algorithm, location, **self.options)
+        except InUseError as error:
+            if getattr(algorithm, "_storage", None) is not None:  # Tune's
+                error.add_note(
+                    "each trial of a tuning run needs a registry of its own: "
+                    "LedgerCallback.at(location, per_trial=True)"
+                )
+            raise
 
     def on_train_result(self, *, result: dict[str, Any], **_: Any) -> None:
         """Publish what the iteration left, give the versions that acted their score, and tell in the result."""
@@ -452,6 +544,11 @@ class LedgerCallback(RLlibCallback):
     def on_sample_end(self, *, env_runner: Any = None, samples: Any = (), **_: Any) -> None:
         """Stamp what was sampled."""
         stamp_samples(env_runner, samples)
+
+
+def _trial_folder(location: str, algorithm: Any) -> Path:
+    # RLlib's Algorithms do not know their trial's id, but their folder has its name.
+    return Path(location, Path(algorithm.logdir).name)
 
 
 def _close(updater: ModuleUpdater) -> None:

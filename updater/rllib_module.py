@@ -120,10 +120,14 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         """Look at the learner's weights; its module may be another one than before."""
         self.policy_weights = self.learners.weights(self.module_id)
 
+    def seats_at(self, place: Place, handle: Any) -> bool:
+        """Tell whether this env runner is steered."""
+        return place in self.places and self.seats.get(self.places[place]).handle is handle
+
     def place(self, wanted: Mapping[Place, tuple[str, Any]]) -> None:
         """Steer exactly these env runners, by name and handle. Those that are known already keep their ids."""
         for place, worker_id in list(self.places.items()):
-            if place not in wanted or wanted[place][1] is not self.seats.get(worker_id).handle:
+            if place not in wanted or not self.seats_at(place, wanted[place][1]):
                 self.remove_worker(worker_id)
                 del self.places[place]
         new = [place for place in wanted if place not in self.places]
@@ -149,7 +153,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         handle, push, content = self.seats.get(worker_id).handle, server_weights.push, server_weights.handle
         assert push is not None
         number = self._next_number(worker_id) if isinstance(push, Push) else 0
-        if _is_actor(handle):
+        if is_actor(handle):
             return handle.__ray_call__.remote(receive_in_runner, push, content, number)
         if content is not None:
             content = self._fetch(content)
@@ -173,7 +177,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
 
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
         here: dict[int, str | Trouble] = {
-            seat.id: incarnation() for seat in seats if not _is_actor(seat.handle)
+            seat.id: incarnation() for seat in seats if not is_actor(seat.handle)
         }
         return here | super()._find_lives([seat for seat in seats if seat.id not in here])
 
@@ -236,5 +240,6 @@ class ModuleUpdater(RayRemoteWeightUpdater):
             )
 
 
-def _is_actor(handle: Any) -> bool:
+def is_actor(handle: Any) -> bool:
+    """Tell whether an env runner is an actor, and not in this process."""
     return isinstance(handle, ActorHandle)

@@ -47,11 +47,14 @@ class ModuleOf:
         Raises:
             LookupError: the runner has no such module, or it computes what RLlib syncs of it.
         """
+        from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
+
         module = self.module(runner)
+        has_more = not module.inference_only and isinstance(module, InferenceOnlyAPI)
+        if not has_more:
+            return module
         kept = module.get_state(inference_only=True)
         whole = module.state_dict(keep_vars=True)
-        if kept.keys() == whole.keys():
-            return module
         live = dict(module.named_parameters(remove_duplicate=False))
         live |= module.named_buffers(remove_duplicate=False)
         computed = [name for name in kept if name not in live or whole.get(name) is not live[name]]
@@ -80,6 +83,16 @@ class ModuleOf:
         elif module is None:
             raise LookupError(f"the env runner has no module at all, expected {self.module_id!r}")
         return module.unwrapped() if hasattr(module, "unwrapped") else module
+
+
+def module_ids_in(runner: Any) -> list[str] | None:
+    """Return which modules an env runner has; None of a single agent's, which has the one that there is."""
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+
+    module = runner.module
+    if module is None:
+        return []
+    return list(module.keys()) if isinstance(module, MultiRLModule) else None
 
 
 def receive_in_runner(runner: Any, push: Push | Probe, payload: Any, number: int) -> Receipt | Inspection:

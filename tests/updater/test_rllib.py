@@ -19,13 +19,21 @@ from typing import Any
 import pytest
 import ray
 import torch
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from torch import nn
 
+from tests.updater.rllib_parts import (
+    MODULE,
+    PATIENCE,
+    config,
+    fingerprint,
+    in_runners,
+    in_step,
+    runner_fingerprints,
+    two_agents,
+)
 from weightledger.registry import Registry
-from weightledger.registry.errors import InUseError, NotFoundError
+from weightledger.registry.errors import InUseError, NotFoundError, SyncError
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater.push import Note
 from weightledger.updater.receiver import write_note
@@ -39,6 +47,7 @@ from weightledger.updater.rllib import (
     stamp_samples,
 )
 from weightledger.updater.rllib_runner import ModuleOf
+from weightledger.updater.telling import SyncWarning
 
 pytestmark = [
     pytest.mark.ray,
@@ -46,37 +55,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("ray_cluster"),
 ]
-
-PATIENCE = 90.0
-MODULE = "default_policy"
-
-
-def config(runners: int) -> Any:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(
-            num_env_runners=runners,
-            num_cpus_per_env_runner=0,
-            rollout_fragment_length=32,
-            sample_timeout_s=PATIENCE,
-        )
-        .learners(num_cpus_per_learner=0)
-        .training(
-            train_batch_size_per_learner=64,
-            minibatch_size=64,
-            num_epochs=1,
-            lr=0.01,
-        )
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=1)
-    )
-
-
-def in_runners(algorithm: Any, ask: Any) -> list[Any]:
-    """Ask each remote env runner, in the order of RLlib's indices."""
-    actors = algorithm.env_runner_group._worker_manager.actors()
-    return ray.get([actor.__ray_call__.remote(ask) for _, actor in sorted(actors.items())], timeout=PATIENCE)
 
 
 def digest(module_id: str, runner: Any) -> str:
@@ -95,6 +73,38 @@ def numbers(algorithm: Any) -> list[int]:
 
 def versions(algorithm: Any, module_id: str = MODULE) -> list[int | None]:
     return in_runners(algorithm, functools.partial(runner_version, module_id=module_id))
+
+
+def train_and_look(algorithm: Any) -> tuple[Any, Any]:
+    """Train one iteration; returns its result and a snapshot of the learner as it began."""
+    begun: list[Any] = []
+    own = algorithm.training_step
+
+    def training_step() -> None:
+        begun.append(snapshot(algorithm))
+        own()
+
+    algorithm.training_step = training_step
+    try:
+        return algorithm.train(), begun[0]
+    finally:
+        del algorithm.training_step
+
+
+def note_what_samples(runner: Any) -> None:
+    """Let an env runner hash what it samples with, whenever it does."""
+    own, seen = runner.sample, []
+
+    def sample(**options: Any) -> Any:
+        seen.append(fingerprint(MODULE, runner))
+        return own(**options)
+
+    runner.sample, runner.seen = sample, seen
+
+
+def what_sampled(runner: Any) -> list[str]:
+    del runner.sample
+    return list(runner.seen)
 
 
 def sample(runner: Any) -> list[Any]:
@@ -286,19 +296,25 @@ def test_a_rollback_restores_the_learner_whole_and_moves_the_env_runners(algorit
     assert registry.head().parent == wanted.number + 3
 
 
-def test_a_rollback_made_elsewhere_is_followed_by_the_next_iteration(algorithm: Any) -> None:
+def test_a_rollback_made_elsewhere_takes_effect_at_the_start_of_the_next_iteration(algorithm: Any) -> None:
     updater = RLlibUpdater.of(algorithm)[MODULE]
     algorithm.train()
-    wanted, whole = updater.registry.head(), snapshot(algorithm)
+    wanted, whole, good = updater.registry.head(), snapshot(algorithm), runner_fingerprints(algorithm)
     algorithm.train()
+    in_runners(algorithm, note_what_samples)
     with Registry.open(updater.registry.location, policy="default", create=False) as shell:
         shell.rollback(wanted, reason="from a shell")
-    score = algorithm.train()["env_runners"]["episode_return_mean"]
-    assert head(updater) == wanted.number + 2
-    abandoned = updater.registry.get(wanted.number + 1)  # it acted in the iteration that found the rollback
-    assert abandoned.metrics == {"episode_return_mean": pytest.approx(score)}
-    assert equal(snapshot(algorithm), whole)
-    assert digests(algorithm) == [wanted.digest] * 2
+    result, begun = train_and_look(algorithm)
+    assert {each for seen in in_runners(algorithm, what_sampled) for each in seen} == good
+    assert equal(begun, whole)
+    restored = updater.registry.get(wanted.number + 2)
+    assert (restored.restores, restored.metrics) == (
+        wanted.number,
+        {"episode_return_mean": pytest.approx(result["env_runners"]["episode_return_mean"])},
+    )
+    assert updater.registry.head().parent == restored.number
+    assert updater.registry.head().digest != wanted.digest
+    assert digests(algorithm) == [updater.registry.head().digest] * 2
 
 
 def test_a_rollback_that_the_learner_did_not_take_is_taken_by_the_next_update(
@@ -312,10 +328,10 @@ def test_a_rollback_that_the_learner_did_not_take_is_taken_by_the_next_update(
         patch.setattr(learner(algorithm), "_set_optimizer_state", lambda state: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             updater.rollback(to=wanted)
-    algorithm.train()
-    assert head(updater[MODULE]) == wanted.number + 2
-    assert equal(snapshot(algorithm), whole)
-    assert digests(algorithm) == [wanted.digest] * 2
+    _, begun = train_and_look(algorithm)
+    assert equal(begun, whole)
+    assert updater[MODULE].registry.head().parent == wanted.number + 2
+    assert in_step(algorithm)
 
 
 def test_a_version_without_learner_state_restores_what_it_has_and_warns(
@@ -448,19 +464,8 @@ def test_an_env_runner_that_rllib_wrote_into_as_it_came_back_is_sent_its_target_
 # ---------------------------------------------------------------------- other Algorithms
 
 
-def two_policies() -> Any:
-    return (
-        config(1)
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(
-            policies={"main", "opponent"},
-            policy_mapping_fn=lambda agent, episode, **_: ("main", "opponent")[int(agent)],
-        )
-    )
-
-
 def test_each_module_of_a_multi_agent_algorithm_is_a_series_of_its_own(tmp_path: Path) -> None:
-    algorithm = two_policies().callbacks(LedgerCallback.at(tmp_path, timeout=PATIENCE)).build_algo()
+    algorithm = two_agents(1).callbacks(LedgerCallback.at(tmp_path, timeout=PATIENCE)).build_algo()
     try:
         updater = RLlibUpdater.of(algorithm)
         assert sorted(updater.modules) == ["main", "opponent"]
@@ -489,7 +494,7 @@ def test_each_module_of_a_multi_agent_algorithm_is_a_series_of_its_own(tmp_path:
 
 
 def test_rllib_goes_on_syncing_the_modules_that_are_not_steered(tmp_path: Path) -> None:
-    algorithm = two_policies().build_algo()
+    algorithm = two_agents(1).build_algo()
     try:
         updater = RLlibUpdater(algorithm, tmp_path, modules=["main"], timeout=PATIENCE)
         assert updater["main"].pin(1, 1).ok
@@ -624,6 +629,42 @@ def test_only_the_chosen_syncs_of_small_steps_are_published(tmp_path: Path) -> N
 def test_a_callback_without_a_location_says_what_to_write() -> None:
     with pytest.raises(ValueError, match=r"LedgerCallback\.at\(location\)"):
         LedgerCallback().on_algorithm_init(algorithm=None)
+
+
+def test_an_env_runner_that_rejects_its_first_weights_is_an_error_and_a_later_failure_a_warning(
+    tmp_path: Path,
+) -> None:
+    algorithm = config(0).build_algo()
+    runner = algorithm.env_runner
+    fitting = runner.module
+    spec = (
+        config(0)
+        .rl_module(model_config={"fcnet_hiddens": [4]})
+        .get_rl_module_spec(spaces=runner.get_spaces(), inference_only=True)
+    )
+    try:
+        runner.module = spec.build()
+        with pytest.raises(SyncError, match=r"env-runner-0[\s\S]*shape"):
+            RLlibUpdater(algorithm, tmp_path, timeout=PATIENCE)
+        runner.module = fitting
+        with RLlibUpdater(algorithm, tmp_path, timeout=PATIENCE) as updater:
+            algorithm.train()
+            assert in_step(algorithm)
+            runner.module = spec.build()
+            with pytest.warns(SyncWarning, match=r"env-runner-0: failed.*shape"):
+                algorithm.train()
+            runner.module = fitting
+            algorithm.train()
+            assert in_step(algorithm)
+            assert updater[MODULE].registry.head().number == 4
+        with RLlibUpdater(algorithm, tmp_path, timeout=PATIENCE, on_failure="raise"):
+            runner.module = spec.build()
+            with pytest.raises(SyncError, match="env-runner-0"):
+                algorithm.train()
+        with pytest.raises(ValueError, match="on_failure"):
+            RLlibUpdater(algorithm, tmp_path, on_failure="ignore")  # pyright: ignore[reportArgumentType]
+    finally:
+        algorithm.stop()
 
 
 def test_an_algorithm_that_sends_weights_in_another_way_is_refused(tmp_path: Path) -> None:

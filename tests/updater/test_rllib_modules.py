@@ -209,6 +209,24 @@ def test_what_a_learner_keeps_beside_a_module_goes_back_with_it(tmp_path: Path) 
         algorithm.stop()
 
 
+def test_env_runners_without_a_module_are_not_steered_for_it(tmp_path: Path) -> None:
+    algorithm = steered(two_agents(1), tmp_path, on_failure="raise")
+    try:
+        algorithm.train()
+        spec = RLModuleSpec.from_module(algorithm.get_module("main"))
+        algorithm.add_module("spare", spec, add_to_env_runners=False)
+        algorithm.train()
+        updater = RLlibUpdater.of(algorithm)
+        assert (len(updater["main"].places), len(updater["spare"].places)) == (2, 0)
+        assert updater["spare"].registry.head().number == 1
+        assert in_step(algorithm, "main", "opponent")
+        algorithm.add_module("spare", spec, add_to_learners=False)
+        assert len(updater["spare"].places) == 2
+        assert in_step(algorithm, "main", "opponent", "spare")
+    finally:
+        algorithm.stop()
+
+
 class AlwaysWinning(SelfPlayCallback):
     """RLlib's callback of its self-play example; in CartPole nobody loses."""
 
