@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Engine
 
-from weightledger.registry import arguments, origins
+from weightledger.registry import arguments, files, origins
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
 from weightledger.registry.log import audit, schema, steering
 from weightledger.registry.log.engine import check_open, close_engine, open_engine, use_write_ahead_log
@@ -119,6 +119,7 @@ class Registry:
         Closing twice is harmless. A registry that is let go without it releases them, too.
         """
         self._publisher = None
+        self.runs.close()
         close_engine(self.engine)
 
     def __enter__(self) -> Self:
@@ -335,13 +336,15 @@ class Registry:
         Raises:
             NotFoundError: no such version, or its weights were pruned.
             CorruptionError: the stored file is missing or damaged.
-            StorageError: the target cannot be written.
+            StorageError: the target cannot be written, or is a link, a folder, a pipe or a device. The mode of a file
+                that is replaced is kept.
             InUseError: the target is one of the registry's own files.
         """
         from weightledger.registry.weights.payload import write_plain
 
         target = Path(os.path.abspath(Path(path).expanduser()))
         self._check_not_own(target)
+        files.check_replaceable(target)  # before a large file is read for nothing
         write_plain(self.payload(ref), target)
         return target
 

@@ -118,7 +118,7 @@ class Serving:
                 found = publication.look(conn)
                 self.view = self._up._look(conn, pinned=found.pinned)
             if found.unfinished:
-                publisher.recover(publication)
+                publisher.recover()
             self._check_head(found.head)
             head = self._up.head
             if head is not None and publication.digest == head.digest:

@@ -3,7 +3,8 @@
 Rules it keeps:
 - A transaction that writes begins with `BEGIN IMMEDIATE`: one that reads first and writes later fails at once with
   "database is locked", whatever the time-out. `reading` and `writing` are the only ways in.
-- Opening never makes a file (`schema.ensure` does), so a wrong path cannot leave an empty database behind.
+- Opening never makes a file (`schema.ensure` does), so a wrong path cannot leave an empty database behind. A database
+  is a file: a link is not followed, since locks and snapshots stand beside the name that was given.
 - A connection belongs to the process that opened it. After `os.fork` the child opens its own.
 - An engine that nobody refers to any more closes its connections; one that was closed makes no new one.
 - SQLite's errors leave through `translate` as errors of this library that name the file. Broken constraints pass
@@ -38,6 +39,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from weightledger.registry import files
 from weightledger.registry.errors import (
     CorruptionError,
     InUseError,
@@ -50,6 +52,7 @@ from weightledger.registry.errors import (
 BUSY_SECONDS = 30.0
 _IMMEDIATE = "weightledger_immediate"
 _READ_ONLY = "weightledger_read_only"
+_SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
 class JournalWarning(UserWarning):
@@ -324,11 +327,13 @@ def translate(engine: Engine) -> Iterator[None]:
 
 
 def _connect(path: Path, read_only: bool, busy_seconds: float, vfs: str | None) -> _Connection:
-    if not path.exists():
+    if not files.is_there(path):
         raise NotFoundError(
             f"{path}: expected a registry's database, found no such file. Check the path; "
             "`Registry.open(...)` or `weightledger publish` makes a new registry."
         )
+    for beside in _SIDE_FILES:
+        files.is_there(f"{path}{beside}")  # SQLite would wait for a pipe
     pragmas = ["PRAGMA query_only=ON"] if read_only else []
     if _writable(path):
         # Also for reading: only then can SQLite take in what a killed writer left in the log.

@@ -3,6 +3,8 @@
 Rules it keeps:
 - Liveness is an operating-system lock, never a process id or a heartbeat: the kernel drops it however the process
   ends, and a reused process id cannot revive it.
+- A lock is the file itself, by device and inode: two spellings of one folder share it, and a folder that is made anew
+  under an old name has locks of its own.
 - A forked child is another run, and never keeps its parent's locks alive.
 - Every wait has a time-out, and whoever gives up says who holds the lock.
 """
@@ -20,18 +22,28 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
+from weightledger.registry import files
 from weightledger.registry.errors import InUseError, StorageError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 _NOTE_BYTES = 512
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_MEND = "Mend the permissions of the registry's folder, or remove what is in the way."
+_TAG_CHARS = 8
+
+_Identity: TypeAlias = tuple[int, int]
+"""Device and inode of a file."""
+_LockKey: TypeAlias = tuple[_Identity | str, str]
+"""The folder, by its path while there is none, and the name of a lock file."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,9 @@ class RunKeeper:
 
     def __init__(self, folder: Path) -> None:
         self._locks = Path(os.path.abspath(folder)) / "locks"
-        self._kept: str | None = None
+        self._kept = False
+        # Whoever forgets to close it keeps nobody alive; at the very end the process's own end does that.
+        weakref.finalize(self, _let_go, id(self)).atexit = False
 
     def __repr__(self) -> str:
         return f"<RunKeeper {self._locks} run {self.current().id}>"
@@ -70,24 +84,34 @@ class RunKeeper:
             StorageError: The lock file could not be made, or the file system has no locks.
         """
         run = self.current()
-        if self._kept != run.id:
-            _process.hold(self._lock_file(run.id))
-            self._kept = run.id
+        _process.hold(id(self), self._lock_file(run.id))
+        self._kept = True
         return run
+
+    def look_again(self) -> None:
+        """Make the lock file of a run that is kept alive anew, if somebody removed it or its folder.
+
+        Raises:
+            StorageError: The lock file could not be made, or the file system has no locks.
+        """
+        if self._kept:
+            self.keep_alive()
 
     def alive(self, run_id: str) -> bool:
         """Tell whether a process keeps that run alive now; a run that never asked for it is not.
 
         The lock file of a dead run is removed on the way.
+
+        Raises:
+            StorageError: The lock file could not be read, or the file system has no locks.
         """
         path = self._lock_file(run_id)
         return _process.holds(path) or _someone_holds(path)
 
     def close(self) -> None:
         """Stop keeping this process's run alive, once every keeper of the folder that asked for it is closed."""
-        kept, self._kept = self._kept, None
-        if kept is not None and kept == self.current().id:
-            _process.let_go(self._lock_file(kept))
+        self._kept = False
+        _process.let_go(id(self))
 
     def _lock_file(self, run_id: str) -> Path:
         return self._locks / f"run-{run_id}"
@@ -116,13 +140,18 @@ def policy_lock(folder: Path, policy: str, timeout: float = 60.0) -> Iterator[No
 @contextmanager
 def try_policy_lock(folder: Path, policy: str) -> Iterator[bool]:
     """Hold the lock of a policy if it is free now; gives whether it was."""
-    path = policy_lock_file(folder, policy)
+    with _try_lock(policy_lock_file(folder, policy), f"policy {policy!r}") as mine:
+        yield mine
+
+
+@contextmanager
+def _try_lock(path: Path, what: str) -> Iterator[bool]:
     with _thread_lock(path, timeout=0) as mine:
         descriptor = _try_lock_file(path) if mine else None
         if descriptor is None:
             yield False
             return
-        with _held(descriptor, f"policy {policy!r}"):
+        with _held(descriptor, what):
             yield True
 
 
@@ -166,18 +195,45 @@ def _policy_file(policy: str) -> str:
 
 
 def file_tag(policy: str) -> str:
-    """Return what the temporary files of a policy begin with."""
-    return hashlib.sha256(policy.encode()).hexdigest()[:8] + "-"
+    """Return what the temporary files of a policy begin with; the name of its lock file begins with it, too."""
+    return hashlib.sha256(policy.encode()).hexdigest()[:_TAG_CHARS] + "-"
+
+
+@contextmanager
+def try_tag_lock(folder: Path, tag: str) -> Iterator[bool]:
+    """Hold the locks of all policies whose temporary files begin with a tag, if they are free now.
+
+    Gives whether they were. A policy need not be known for that: before its first version is stored it has no row.
+    """
+    with ExitStack() as held:
+        yield all(held.enter_context(_try_lock(path, "temporary files")) for path in _tagged(folder, tag))
+
+
+def tag_is_locked(folder: Path, tag: str) -> bool:
+    """Tell whether somebody holds the lock of a policy whose temporary files begin with a tag. Changes nothing."""
+    return any(_is_locked(path) for path in _tagged(folder, tag))
+
+
+def _tagged(folder: Path, tag: str) -> list[Path]:
+    # Whoever writes made the lock file first, and nobody removes it: without one there is no writer.
+    locks = Path(os.path.abspath(folder)) / "locks"
+    with files.refusals(f"{locks} cannot be listed", _MEND):
+        try:
+            names = os.listdir(locks)  # noqa: PTH208 - names are all that is asked for
+        except FileNotFoundError:
+            return []
+    return sorted(locks / name for name in names if name.startswith(f"policy-{tag[:_TAG_CHARS]}"))
 
 
 def policy_is_locked(folder: Path, policy: str) -> bool:
     """Tell whether somebody, this process included, holds the lock of a policy. Changes nothing."""
-    path = policy_lock_file(folder, policy)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    return _is_locked(policy_lock_file(folder, policy))
+
+
+def _is_locked(path: Path) -> bool:
+    descriptor = _open_if_there(path)
+    if descriptor is None:
         return False
-    _process.opened(descriptor)
     try:
         return not _lock(descriptor, path, fcntl.LOCK_SH)
     finally:
@@ -192,14 +248,25 @@ def user_name() -> str:
         return f"uid-{os.getuid()}"
 
 
+@dataclass
+class _RunLock:
+    """The lock of this process's run in one folder."""
+
+    path: Path
+    descriptor: int
+    keepers: set[int] = field(default_factory=set)
+    """Who asked for it, by identity: a keeper that asks twice is one."""
+
+
 class _Process:
     """What belongs to this very process and must not leak into a forked child."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        # Re-entrant: closing what nobody refers to any more may begin in the middle of anything.
+        self._guard = threading.RLock()
         self._run: RunInfo | None = None
-        self._run_locks: dict[Path, tuple[int, int]] = {}
-        self._thread_locks: dict[Path, threading.Lock] = {}
+        self._run_locks: dict[_Identity, _RunLock] = {}
+        self._thread_locks: dict[_LockKey, threading.Lock] = {}
         self._descriptors: set[int] = set()
 
     def run(self) -> RunInfo:
@@ -215,34 +282,43 @@ class _Process:
                 )
             return self._run
 
-    def thread_lock(self, path: Path) -> threading.Lock:
+    def thread_lock(self, key: _LockKey) -> threading.Lock:
         with self._guard:
-            return self._thread_locks.setdefault(path, threading.Lock())
+            return self._thread_locks.setdefault(key, threading.Lock())
 
-    def hold(self, path: Path) -> None:
+    def hold(self, keeper: int, path: Path) -> None:
+        """Hold the lock of this process's run for a keeper; of a file that is gone or another one by now, anew."""
         with self._guard:
-            descriptor, users = self._run_locks.get(path, (None, 0))
-            if descriptor is None:
+            found = _identity(path)
+            lock = None if found is None else self._run_locks.get(found)
+            if lock is None:
                 descriptor = _wait_for_lock_file(path, time.monotonic() + 10)
                 if descriptor is None:
                     raise InUseError(
                         f"{path}: expected the lock of a run that is new, found it held. Start again."
                     )
-            self._run_locks[path] = (descriptor, users + 1)
+                lock = _RunLock(path, descriptor)
+                self._run_locks[_identity_of(os.fstat(descriptor))] = lock
+            if keeper not in lock.keepers:
+                self.let_go(keeper)
+                lock.keepers.add(keeper)
 
     def holds(self, path: Path) -> bool:
         with self._guard:
-            return path in self._run_locks
+            return _identity(path) in self._run_locks
 
-    def let_go(self, path: Path) -> None:
+    def let_go(self, keeper: int) -> None:
         with self._guard:
-            descriptor, users = self._run_locks.pop(path)
-            if users > 1:
-                self._run_locks[path] = (descriptor, users - 1)
-                return
-            with suppress(OSError):  # whoever asks next removes it
-                path.unlink()
-            self.close(descriptor)
+            for found, lock in list(self._run_locks.items()):
+                if keeper not in lock.keepers:
+                    continue
+                lock.keepers.remove(keeper)
+                if not lock.keepers:
+                    del self._run_locks[found]
+                    if _leads_to(lock.path, lock.descriptor):
+                        with suppress(OSError):  # whoever asks next removes it
+                            lock.path.unlink()
+                    self.close(lock.descriptor)
 
     def opened(self, descriptor: int) -> None:
         self._descriptors.add(descriptor)
@@ -265,20 +341,33 @@ class _Process:
 
 
 _process = _Process()
+
+
+def _let_go(keeper: int) -> None:
+    _process.let_go(keeper)
+
+
 os.register_at_fork(after_in_child=_process.forget)
 
 
 @contextmanager
 def _thread_lock(path: Path, timeout: float) -> Iterator[bool]:
     # Threads queue here rather than at the file, where waiting means asking again and again.
-    lock = _process.thread_lock(path)
+    key = _lock_key(path)
+    lock = _process.thread_lock(key)
     mine = lock.acquire(timeout=timeout) if timeout > 0 else lock.acquire(blocking=False)
     try:
         yield mine
     finally:
         # After a fork inside the block, the child's lock is a new one that nobody holds.
-        if mine and _process.thread_lock(path) is lock:
+        if mine and _process.thread_lock(key) is lock:
             lock.release()
+
+
+def _lock_key(path: Path) -> _LockKey:
+    """Return what is the same for every spelling of a lock file's path."""
+    folder = _identity(path.parent, follow=True)
+    return (str(path.parent) if folder is None else folder), path.name
 
 
 @contextmanager
@@ -289,7 +378,8 @@ def _held(descriptor: int, what: str) -> Iterator[None]:
         # It only serves messages, so a full disk is no reason to refuse the lock. A holder that comes again finds its
         # note there: writing would have the file system's journal wait for the disk.
         with suppress(OSError):
-            if os.pread(descriptor, _NOTE_BYTES + 1, 0) != note:
+            # A file that has a second name elsewhere may be somebody's own.
+            if os.pread(descriptor, _NOTE_BYTES + 1, 0) != note and os.fstat(descriptor).st_nlink == 1:
                 os.pwrite(descriptor, note, 0)
         yield
     finally:
@@ -305,9 +395,13 @@ def _note(what: str, pid: int, host: str, user: str) -> bytes:
 
 def _holder(path: Path) -> str:
     try:
-        note = json.loads(path.read_bytes())
+        descriptor = files.open_regular(path, os.O_RDONLY)
+        try:
+            note = json.loads(os.pread(descriptor, _NOTE_BYTES, 0))
+        finally:
+            os.close(descriptor)
         return f"process {note['pid']} of {note['user']} on {note['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"
 
 
@@ -324,18 +418,12 @@ def _wait_for_lock_file(path: Path, deadline: float) -> int | None:
 
 def _try_lock_file(path: Path) -> int | None:
     """Return the descriptor that holds the lock, or None when somebody else does."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
+    with files.refusals(f"{path} cannot be made a lock", _MEND):
         try:
-            descriptor = os.open(path, flags, 0o666)
+            descriptor = files.open_regular(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        raise StorageError(
-            f"{path}: expected to make a lock file, but the operating system refused ({error}). "
-            "Mend the permissions of the registry's folder."
-        ) from error
+            descriptor = files.open_regular(path, os.O_RDWR | os.O_CREAT)
     _process.opened(descriptor)
     try:
         if _lock(descriptor, path, fcntl.LOCK_EX) and _leads_to(path, descriptor):
@@ -349,23 +437,34 @@ def _try_lock_file(path: Path) -> int | None:
 
 def _leads_to(path: Path, descriptor: int) -> bool:
     # Whoever looked between our open and our lock saw a free file and removed it: a lock on it would bind nobody.
+    return _identity(path) == _identity_of(os.fstat(descriptor))
+
+
+def _identity(path: Path, *, follow: bool = False) -> _Identity | None:
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+        return _identity_of(os.stat(path, follow_symlinks=follow))  # noqa: PTH116 - looked at in every publish
+    except OSError:
+        return None  # whoever opens it is told why
+
+
+def _identity_of(found: os.stat_result) -> _Identity:
+    return found.st_dev, found.st_ino
+
+
+def _open_if_there(path: Path) -> int | None:
+    with files.refusals(f"{path} cannot be read as a lock", _MEND):
+        try:
+            descriptor = files.open_regular(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+    _process.opened(descriptor)
+    return descriptor
 
 
 def _someone_holds(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    descriptor = _open_if_there(path)
+    if descriptor is None:
         return False
-    except OSError as error:
-        raise StorageError(
-            f"{path}: expected to read a run's lock file, but the operating system refused ({error}). "
-            "Mend the permissions of the registry's folder."
-        ) from error
-    _process.opened(descriptor)
     try:
         # Shared, so that two who look at once do not take each other for the owner.
         if not _lock(descriptor, path, fcntl.LOCK_SH):
@@ -385,7 +484,7 @@ def _lock(descriptor: int, path: Path, kind: int) -> bool:
         if error.errno in _BUSY:
             return False
         raise StorageError(
-            f"{path}: expected a file system with locks, but it refused one ({error}). "
+            f"{path}: expected a file system with locks, but it refused one ({files.reason(error)}). "
             "Put the registry on a disk that has them."
         ) from error
     return True

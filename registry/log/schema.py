@@ -6,22 +6,25 @@ Rules it keeps:
   the middle leaves what was there before.
 - Nothing at all is written to a database that is newer, foreign or damaged.
 - An upgrade loses no row: tables are counted before and after, and references checked.
+- What Alembic says of its work stays out of the host's log; its warnings do not.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, Select, String, column, func, insert, select, table
 
-from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError, SchemaError, StorageError
+from weightledger.registry import files
+from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError, SchemaError
 from weightledger.registry.log import engine as database
 from weightledger.registry.log.models import About
 from weightledger.registry.log.runs import file_lock
@@ -33,6 +36,9 @@ HEAD = "0002"
 LOCK_SECONDS = 300.0
 SCRIPTS = "weightledger.migrations:"
 _REVISION: Select[str] = select(column("version_num", String)).select_from(table("alembic_version"))
+
+_TALKERS = ("alembic.runtime.plugins", "alembic.runtime.migration")
+"""Loggers that Alembic tells its progress to."""
 
 _migrating = threading.Lock()  # Alembic keeps the migration at work in a global
 
@@ -78,15 +84,15 @@ def ensure(target: Engine | Path, *, create: bool, migrate: bool) -> str:
             engine.dispose()
     engine = target
     path = database.database_path(engine)
-    identity = _identity(engine) if path.exists() else None
+    identity = _identity(engine) if files.is_there(path) else None
     if identity is None:
         _refuse(engine, create=create, migrate=migrate)
         _make_folder(path.parent)
         with _alone(path):
             # Somebody else may have done it since the first look.
-            identity = _identity(engine) if path.exists() else None
+            identity = _identity(engine) if files.is_there(path) else None
             if identity is None:
-                if not path.exists() or revision(engine) is None:
+                if not files.is_there(path) or revision(engine) is None:
                     _refuse_lost(path)
                 _make_file(path)
                 _refuse(engine, create=create, migrate=migrate)
@@ -143,7 +149,7 @@ def _identity(engine: Engine) -> str | None:
 def _refuse(engine: Engine, *, create: bool, migrate: bool) -> None:
     """Raise unless what is missing may be made and what is old may be upgraded."""
     path = database.database_path(engine)
-    if not path.exists():
+    if not files.is_there(path):
         if not create:
             raise NotFoundError(
                 f"{path}: expected a registry's database, found no such file. Check the path, or make a new registry "
@@ -173,17 +179,19 @@ def _refuse(engine: Engine, *, create: bool, migrate: bool) -> None:
 def _refuse_lost(path: Path) -> None:
     """Raise if there is no log, but what it told of: a new one would begin at version 1 again."""
     snapshots = path.parent / "snapshots"
-    count = sum(1 for _ in snapshots.glob("*.safetensors")) if snapshots.is_dir() else 0
+    with _refusals(path):
+        count = sum(1 for _ in snapshots.glob("*.safetensors")) if snapshots.is_dir() else 0
     if count:
         raise CorruptionError(
             f"{path}: expected the log of the {count} snapshot files beside it, found "
-            f"{'an empty file' if path.exists() else 'no file'}. Nothing was written. "
+            f"{'an empty file' if files.is_there(path) else 'no file'}. Nothing was written. "
             "Put the database back from a backup, or choose another folder."
         )
 
 
 def _known_revisions() -> set[str]:
-    from alembic.script import ScriptDirectory
+    with _quietly():
+        from alembic.script import ScriptDirectory
 
     return {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
 
@@ -203,39 +211,50 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     with _refusals(folder):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for each in missing:
-            _sync_folder(each.parent)  # a new name is on disk only once the folder that holds it is
+            files.sync_folder(each.parent)
 
 
 def _make_file(path: Path) -> None:
     with _refusals(path):
-        path.touch()
-        _sync_folder(path.parent)
+        os.close(files.open_regular(path, os.O_WRONLY | os.O_CREAT))
+        files.sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _refusals(path: Path) -> AbstractContextManager[None]:
+    return files.refusals(
+        f"{path}: no registry can be made here",
+        "Mend the permissions of the folder, or choose another one.",
+    )
 
 
 @contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def _quietly() -> Iterator[None]:
+    """Keep what Alembic tells of its progress in this thread out of the log; levels and handlers stay the host's."""
+    thread = threading.get_ident()
+
+    def is_to_tell(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.WARNING
+
+    talkers = [logging.getLogger(name) for name in _TALKERS]
+    for talker in talkers:
+        talker.addFilter(is_to_tell)
     try:
         yield
-    except OSError as error:
-        raise StorageError(
-            f"{path}: expected to make a registry here, but the operating system refused ({error}). "
-            "Mend the permissions of the folder, or choose another one."
-        ) from error
+    finally:
+        for talker in talkers:
+            talker.removeFilter(is_to_tell)
 
 
 def _upgrade(engine: Engine) -> str:
+    with _quietly():
+        return _upgrade_aloud(engine)
+
+
+def _upgrade_aloud(engine: Engine) -> str:
     from alembic import command
 
     with database.rebuilding(engine) as connection:

@@ -103,7 +103,7 @@ _VERSION_STORED = Statement(
     update(VersionRow).where(VersionRow.id == bindparam("key")).values(state="stored")
 )
 _WRITING = and_(VersionRow.policy_id == bindparam("policy"), VersionRow.state == literal_column("'writing'"))
-_UNFINISHED = select(VersionRow.number, VersionRow.snapshot_id, VersionRow.extra_snapshot_id).where(_WRITING)
+_UNFINISHED = select(VersionRow.number).where(_WRITING)
 _HEAD = (
     select(func.max(VersionRow.number))
     .where(VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored")
@@ -251,22 +251,36 @@ def store_version(ledger: Ledger, conn: Connection, version: Opened, entry: Entr
 
 
 def lose_version(ledger: Ledger, conn: Connection, number: int, reason: str) -> None:
-    """Mark a version whose publish failed or whose writer died; it keeps its number."""
-    conn.execute(update(VersionRow).where(VersionRow.id == ledger.row(conn, number).id).values(state="lost"))
+    """Mark a version whose publish failed or whose writer died; it keeps its number.
+
+    Its own files are marked to be deleted, which `lost_files` gives: a file outlives its mark by no means.
+    """
+    row = ledger.row(conn, number)
+    conn.execute(update(VersionRow).where(VersionRow.id == row.id).values(state="lost"))
+    own = [key for key in (row.snapshot_id, row.extra_snapshot_id) if key is not None]
+    conn.execute(
+        update(Snapshot).where(Snapshot.id.in_(own), Snapshot.stored.is_(False)).values(deleting=True)
+    )
     ledger.event(conn, "lost", version=number, reason=reason)
 
 
-def unfinished(ledger: Ledger, conn: Connection) -> list[tuple[int, list[FileEntry]]]:
-    """Return `writing` versions and the files that only they announced."""
+def unfinished(ledger: Ledger, conn: Connection) -> list[int]:
+    """Return the numbers of `writing` versions."""
+    policy = ledger.find_policy(conn)
+    return [] if policy is None else list(conn.scalars(_UNFINISHED, {"policy": policy.id}))
+
+
+def lost_files(ledger: Ledger, conn: Connection) -> list[tuple[int, str]]:
+    """Return the files of lost versions that are still to be deleted, by row and URI."""
     policy = ledger.find_policy(conn)
     if policy is None:
         return []
-    rows = conn.execute(_UNFINISHED, {"policy": policy.id}).all()
-    result = []
-    for number, weights, extra in rows:
-        files = [ledger.file(conn, key) for key in (weights, extra) if key is not None]
-        result.append((number, [file for file in files if not file.stored]))
-    return result
+    rows = conn.execute(
+        select(Snapshot.id, Snapshot.uri)
+        .join(VersionRow, Snapshot.id.in_((VersionRow.snapshot_id, VersionRow.extra_snapshot_id)))
+        .where(VersionRow.policy_id == policy.id, VersionRow.state == "lost", Snapshot.deleting)
+    )
+    return [(key, uri) for key, uri in rows]
 
 
 def append_rollback(

@@ -15,9 +15,10 @@ from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.log.ledger import FileEntry, Ledger
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
 from weightledger.registry.log.refs import Meaning
-from weightledger.registry.log.runs import file_tag, policy_is_locked
+from weightledger.registry.log.runs import policy_is_locked
 from weightledger.registry.records import Fault, FaultKind
 from weightledger.registry.store.arriving import Arrival
+from weightledger.registry.store.recovery import is_written
 from weightledger.registry.store.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
@@ -122,47 +123,41 @@ def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | No
             known = set(conn.scalars(select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)))
             unfinished = _unfinished(conn)
         dead = _without_writer(ledger, folder, unfinished)
+        strays = set(present) - known - (unfinished.keys() - dead)
+        if strays:
+            strays &= set(store.uris())  # what a prune beside this took away meanwhile is no stray
         faults += [
             Fault("stray", uri, (), _LEFT if uri in dead else "no version names this file; it can be deleted")
-            for uri in sorted(set(present) - known - (unfinished.keys() - dead))
+            for uri in sorted(strays)
         ]
-        faults += [Fault("stray", file_id, (), _LEFT) for file_id in _abandoned(ledger, store, folder)]
+        faults += [Fault("stray", file_id, (), _LEFT) for file_id in _abandoned(store, folder)]
     return faults
 
 
-def _abandoned(ledger: Ledger, store: SnapshotStore, folder: Path) -> list[str]:
+def _abandoned(store: SnapshotStore, folder: Path) -> list[str]:
     """Return temporary files whose writer is dead: nobody holds their policy's lock."""
-    found = store.leftovers()
-    if not found:
-        return []
-    with ledger.reading() as conn:
-        policies = ledger.policies(conn)
-    busy = [file_tag(policy) for policy in policies if policy_is_locked(folder, policy)]
+    found = [file_id for file_id in store.leftovers() if not is_written(folder, file_id)]
     # Listed again: what was committed or aborted meanwhile is no leftover.
-    left = set(store.leftovers())
-    return [
-        file_id for file_id in found if file_id in left and not any(file_id.startswith(tag) for tag in busy)
-    ]
+    left = set(store.leftovers()) if found else set()
+    return [file_id for file_id in found if file_id in left]
 
 
 def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:
     file = entry.file
-    size = store.size(file.uri)
     kind: FaultKind
-    if size is None:
-        kind, detail = "missing", f"expected {file.file_bytes} bytes, found no file"
-    elif size != file.file_bytes:
-        kind, detail = (
-            "truncated" if size < file.file_bytes else "corrupt",
-            (f"expected {file.file_bytes} bytes, found {size}"),
-        )
-    else:
-        try:
+    try:
+        size = store.size(file.uri)
+        if size == file.file_bytes:
             read_payload(store, file, "the file")
             return None
-        except (CorruptionError, StorageError) as error:
-            # One unreadable file must not hide what is wrong with the others.
-            kind, detail = "corrupt", str(error)
+        if size is None:
+            kind, detail = "missing", f"expected {file.file_bytes} bytes, found no file"
+        else:
+            kind = "truncated" if size < file.file_bytes else "corrupt"
+            detail = f"expected {file.file_bytes} bytes, found {size}"
+    except (CorruptionError, StorageError) as error:
+        # One unreadable file must not hide what is wrong with the others.
+        kind, detail = "corrupt", str(error)
     return Fault(kind, file.uri, entry.versions, detail)
 
 

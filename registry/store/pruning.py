@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, select, update
 
-from weightledger.registry.errors import NotFoundError, StorageError
+from weightledger.registry.errors import NotFoundError
 from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.models import HoldingRow, Snapshot, VersionRow, Worker
 from weightledger.registry.records import PruneReport, Version
 from weightledger.registry.store import retention
+from weightledger.registry.store.recovery import delete_marked
 from weightledger.registry.store.snapshots import SnapshotStore
 
 BestRule = tuple[str, int] | tuple[str, int, str]
@@ -137,16 +138,5 @@ def _mark_gone(conn: Connection, keys: set[int | None]) -> None:
 
 def _delete_marked(ledger: Ledger, store: SnapshotStore) -> list[str]:
     with ledger.reading() as conn:
-        marked = conn.execute(select(Snapshot.id, Snapshot.uri).where(Snapshot.deleting)).all()
-    done, failed = [], []
-    for key, uri in marked:
-        try:
-            store.delete(uri)
-            done.append(key)
-        except StorageError as error:
-            failed.append(str(error))
-    if done:
-        with ledger.writing() as conn:
-            for key in done:
-                conn.execute(update(Snapshot).where(Snapshot.id == key).values(deleting=False))
-    return failed
+        rows = conn.execute(select(Snapshot.id, Snapshot.uri).where(Snapshot.deleting)).all()
+    return delete_marked(ledger, store, [(key, uri) for key, uri in rows])

@@ -32,7 +32,7 @@ from weightledger.registry.log.runs import file_tag, policy_lock
 from weightledger.registry.log.versioning import Opened, Standing
 from weightledger.registry.records import Version
 from weightledger.registry.store.inspection import is_whole
-from weightledger.registry.store.recovery import recover_locked
+from weightledger.registry.store.recovery import clear_lost, recover_locked
 from weightledger.registry.store.restructuring import Form, check_publish
 from weightledger.registry.store.snapshots import SnapshotStore, SnapshotWriter
 from weightledger.registry.weights import codec
@@ -196,10 +196,10 @@ class Publisher:
         with policy_lock(self.folder, self.ledger.policy):
             yield
 
-    def recover(self, publication: Publication) -> None:
-        """Clear away what a dead writer left, but not what this publication began. The caller holds the lock."""
+    def recover(self) -> None:
+        """Settle the rows that a dead writer left. The caller holds the lock."""
         # Files without a row wait for the next open: a publish must not slow down as the folder fills.
-        recover_locked(self.ledger, self.store, sweep=False, spare=publication.file_ids())
+        recover_locked(self.ledger, self.store)
 
     def publish(self, draft: Draft, parent: int | None = None, *, restructure: bool = False) -> Version:
         """Store a draft durably and append its version.
@@ -220,7 +220,7 @@ class Publisher:
                 with self.ledger.reading() as conn:
                     found = publication.look(conn)
                 if found.unfinished:
-                    self.recover(publication)
+                    self.recover()
                 versioning.check_parent(self.ledger, found, parent)
                 publication.check_structure(restructure=restructure)
                 # Most of what can go wrong on a disk goes wrong here, while there is no row that would have to be
@@ -284,9 +284,9 @@ class Publication:
         self._weights = _FileJob(draft.weights, publisher)
         try:
             self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
-        except BaseException:
+        except BaseException as error:
             # Its body is being written from a buffer that the caller is about to give back.
-            self._weights.abort()
+            _abort(self._weights, error)
             raise
         self.nonfinite: tuple[str, ...] = ()
 
@@ -432,14 +432,20 @@ class Publication:
         except (WeightLedgerError, SQLAlchemyError, sqlite3.Error) as second:
             error.add_note(f"v{self.number} could not be marked lost ({second}); the next open does it")
         finally:
-            self._abort(error, unnamed_only=unnamed_only)
+            for job in self._jobs():
+                _abort(job, error, unnamed_only=unnamed_only)
+        if self.number and not unnamed_only:
+            self._clear(error)
 
-    def _abort(self, error: BaseException, *, unnamed_only: bool) -> None:
-        for job in self._jobs():
-            try:
-                job.abort(unnamed_only=unnamed_only)
-            except (WeightLedgerError, OSError) as second:
-                error.add_note(f"a file of it could not be removed: {second}")
+    def _clear(self, error: BaseException) -> None:
+        """Delete what the version that is marked lost had stored; what stays keeps its mark for the next open."""
+        try:
+            for why in clear_lost(self._ledger, self._store):
+                error.add_note(f"{why}; the next open tries again")
+        except (WeightLedgerError, SQLAlchemyError, sqlite3.Error) as second:
+            error.add_note(
+                f"the files of v{self.number} could not be cleared away ({second}); the next open does it"
+            )
 
     def entry(self) -> Entry:
         """Return what the version's row says."""
@@ -456,10 +462,6 @@ class Publication:
             dtypes=draft.weights.payload.layout.dtypes,
         )
 
-    def file_ids(self) -> list[str]:
-        """Return the ids of its temporary files."""
-        return [job.file_id for job in self._jobs()]
-
     def _jobs(self) -> list[_FileJob]:
         return [self._weights] if self._extra is None else [self._weights, self._extra]
 
@@ -469,6 +471,14 @@ class Publication:
         # Still stored in this transaction, and the very file that was read: a prune cannot take it any more.
         found = versioning.find_stored(conn, job.part.payload.digest)
         return found if found is not None and found.uri == job.may_share else None
+
+
+def _abort(job: _FileJob, error: BaseException, *, unnamed_only: bool = False) -> None:
+    """Abort because of an error, which tells of what cannot be removed."""
+    try:
+        job.abort(unnamed_only=unnamed_only)
+    except WeightLedgerError as second:
+        error.add_note(f"a file of it could not be removed: {second}")
 
 
 class _FileJob:
@@ -515,8 +525,8 @@ class _FileJob:
         thread = threading.Thread(target=self._write, name="weightledger-write", daemon=True)
         try:
             thread.start()
-        except BaseException:
-            self._writer.abort()
+        except BaseException as error:
+            _abort(self, error)
             raise
         self._thread = thread
 
@@ -569,8 +579,8 @@ class _FileJob:
             self._thread.join()
             self._thread = None
         if self._writer is not None:
-            self._writer.abort()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            writer.abort()
         if self._uri is not None and not unnamed_only:
             self._store.delete(self._uri)
             self._uri = None

@@ -1,24 +1,36 @@
 """What the next open does about writers that died half-way.
 
 A writer holds its policy's lock, and the lock dies with it. So whoever gets the lock knows that a `writing` row, or a
-temporary file with the policy's tag, has no living owner: the row becomes `lost`, the file goes.
+temporary file with the policy's tag, has no living owner: the row becomes `lost`, the file goes. A row is marked before
+its files are deleted, and they keep a mark until they are gone, so that whoever dies in between leaves nothing unfound.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, or_, select, update
 
+from weightledger.registry.errors import StorageError
 from weightledger.registry.log import versioning
 from weightledger.registry.log.engine import reading
 from weightledger.registry.log.ledger import Ledger
-from weightledger.registry.log.models import Policy, VersionRow
-from weightledger.registry.log.runs import RunKeeper, file_tag, try_policy_lock
+from weightledger.registry.log.models import Policy, Snapshot, VersionRow
+from weightledger.registry.log.runs import RunKeeper, tag_is_locked, try_policy_lock, try_tag_lock
 from weightledger.registry.store.snapshots import SnapshotStore
+
+_TEMPORARY = re.compile(r"([0-9a-f]{8}-)[0-9a-f]{16}")
+"""A temporary file of ours: its policy's tag, and a part that no other file has."""
+_WRITING = select(VersionRow.id).where(VersionRow.policy_id == Policy.id, VersionRow.state == "writing")
+_UNDELETED = (
+    select(VersionRow.id)
+    .join(Snapshot, Snapshot.id.in_((VersionRow.snapshot_id, VersionRow.extra_snapshot_id)))
+    .where(VersionRow.policy_id == Policy.id, VersionRow.state == "lost", Snapshot.deleting)
+)
 
 
 def recover(engine: Engine, runs: RunKeeper, store: SnapshotStore, folder: Path) -> None:
@@ -28,46 +40,65 @@ def recover(engine: Engine, runs: RunKeeper, store: SnapshotStore, folder: Path)
     """
     if not os.access(folder, os.W_OK):
         return
-    leftovers = store.leftovers()
     with reading(engine) as conn:
-        names = set(
-            conn.scalars(
-                select(Policy.name)
-                .join(VersionRow, VersionRow.policy_id == Policy.id)
-                .where(VersionRow.state == "writing")
-            )
-        )
-        if leftovers:
-            tags = {file_tag(name): name for name in conn.scalars(select(Policy.name))}
-            names |= {name for tag, name in tags.items() if any(found.startswith(tag) for found in leftovers)}
+        names = conn.scalars(select(Policy.name).where(or_(_WRITING.exists(), _UNDELETED.exists()))).all()
     for name in sorted(names):
         with ExitStack() as stack:
             if stack.enter_context(try_policy_lock(folder, name)):
                 recover_locked(Ledger(engine, runs, name), store)
+    for tag in sorted(set(filter(None, map(tag_of, store.leftovers())))):
+        with try_tag_lock(folder, tag) as free:
+            # Listed again: who held the lock until now may have committed or removed its own.
+            for file_id in store.leftovers() if free else ():
+                if tag_of(file_id) == tag:
+                    store.discard(file_id)
 
 
-def recover_locked(
-    ledger: Ledger, store: SnapshotStore, *, sweep: bool = True, spare: Collection[str] = ()
-) -> None:
-    """Do it for one policy, whose lock the caller holds.
-
-    Args:
-        sweep: look for temporary files even if no row tells of a dead writer. That lists the folder, which takes the
-            longer the more files it holds.
-        spare: temporary files of the caller's own.
-    """
+def recover_locked(ledger: Ledger, store: SnapshotStore) -> None:
+    """Do it for the rows of one policy, whose lock the caller holds."""
     with ledger.reading() as conn:
         found = versioning.unfinished(ledger, conn)
     if found:
         with ledger.writing() as conn:
-            for number, _ in found:
+            for number in found:
                 versioning.lose_version(ledger, conn, number, "its writer died before it was stored")
-        for _, files in found:
-            for file in files:
-                store.delete(file.uri)
-    if not (found or sweep):
-        return
-    tag = file_tag(ledger.policy)
-    for file_id in store.leftovers():
-        if file_id.startswith(tag) and file_id not in spare:
-            store.discard(file_id)
+    clear_lost(ledger, store)
+
+
+def clear_lost(ledger: Ledger, store: SnapshotStore) -> list[str]:
+    """Delete the files of a policy's lost versions; returns why some could not be, which the next open tries again."""
+    with ledger.reading() as conn:
+        marked = versioning.lost_files(ledger, conn)
+    return delete_marked(ledger, store, marked)
+
+
+def delete_marked(ledger: Ledger, store: SnapshotStore, marked: Iterable[tuple[int, str]]) -> list[str]:
+    """Delete files that are marked for it, given by row and URI, and take the mark away.
+
+    Returns:
+        Why some could not be deleted; they keep their mark.
+    """
+    done, failed = [], []
+    for key, uri in marked:
+        try:
+            store.delete(uri)
+            done.append(key)
+        except StorageError as error:
+            failed.append(str(error))
+    if done:
+        with ledger.writing() as conn:
+            for key in done:
+                conn.execute(update(Snapshot).where(Snapshot.id == key).values(deleting=False))
+    return failed
+
+
+def is_written(folder: Path, file_id: str) -> bool:
+    """Tell whether a temporary file may have a living writer."""
+    tag = tag_of(file_id)
+    return tag is not None and tag_is_locked(folder, tag)
+
+
+def tag_of(file_id: str) -> str | None:
+    """Return the tag of the policy that a temporary file belongs to; None when the file is none of ours."""
+    found = _TEMPORARY.fullmatch(file_id)
+    return None if found is None else found[1]

@@ -7,6 +7,7 @@ Rules:
 * Whoever holds a `SnapshotWriter` commits or aborts it; an error of the disk aborts it at once.
 * What the disk refuses is a `StorageError` that names the path and the bytes that were needed. What should be there
   and is not, or is shorter than it should be, is a `CorruptionError`.
+* The folder may be a link, and a file may not: `files` says how they are opened.
 * URIs are names relative to the store; a store can be moved as a folder.
 
 NumPy is imported where bytes are moved, so that questions about the record do not wait for it.
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
+from weightledger.registry import files
 from weightledger.registry.errors import CorruptionError, StorageError
 from weightledger.registry.weights.layout import LENGTH_BYTES, header_bytes
 
@@ -66,7 +68,11 @@ class SnapshotWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Remove what was written. Does nothing after a commit or an abort."""
+        """Remove what was written. Does nothing after a commit or an abort.
+
+        Raises:
+            StorageError: It cannot be removed.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -99,7 +105,7 @@ class SnapshotStore(Protocol):
 
         Raises:
             CorruptionError: It is missing, or has another size than `into`.
-            StorageError: It is there and cannot be read.
+            StorageError: It is there and cannot be read, or is no regular file.
         """
         ...
 
@@ -108,7 +114,11 @@ class SnapshotStore(Protocol):
         ...
 
     def size(self, uri: str) -> int | None:
-        """Return the size in bytes of a committed file, or None when there is none."""
+        """Return the size in bytes of a committed file, or None when there is none.
+
+        Raises:
+            StorageError: Nobody can look, or it is no regular file.
+        """
         ...
 
     def where(self, uri: str) -> str:
@@ -151,9 +161,9 @@ class LocalSnapshots:
         with _storing(path, 0):
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                _sync_folder(self.folder.parent)
+                files.sync_folder(self.folder.parent)
             # O_EXCL: two writers never share one temporary file, nor does one continue another's.
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+            fd = files.open_regular(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         return LocalWriter(path, fd)
 
     def read(
@@ -181,12 +191,10 @@ class LocalSnapshots:
 
     def size(self, uri: str) -> int | None:
         """Return the size in bytes of a committed file, or None when there is none."""
-        try:
-            return self._path(uri).stat().st_size
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(f"{self._path(uri)} cannot be looked at: {error}") from error
+        path = self._path(uri)
+        with _reading(path, "looked at"):
+            found = files.regular_stat(path)
+        return None if found is None else found.st_size
 
     def where(self, uri: str) -> str:
         """Return the path of a committed file."""
@@ -194,7 +202,7 @@ class LocalSnapshots:
 
     def delete(self, uri: str) -> None:
         """Remove a committed file; readers that have it open keep it."""
-        _remove(self._path(uri))
+        files.remove(self._path(uri))
 
     def uris(self) -> list[str]:
         """Return the names of all committed files, sorted."""
@@ -210,7 +218,7 @@ class LocalSnapshots:
 
     def discard(self, file_id: str) -> None:
         """Remove a left-over temporary file; one that is not there is no error."""
-        _remove(self._temporary(file_id))
+        files.remove(self._temporary(file_id))
 
     def _path(self, uri: str) -> Path:
         if uri in ("", ".", "..") or "/" in uri or "\0" in uri or uri.startswith("."):
@@ -228,25 +236,30 @@ class LocalSnapshots:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be listed: {error}") from error
+            raise StorageError(f"{self.folder} cannot be listed: {files.reason(error)}") from error
 
     @contextmanager
     def _opened(self, uri: str) -> Iterator[int]:
         path = self._path(uri)
+        with _reading(path, "opened"):
+            fd = files.open_regular(path, os.O_RDONLY)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise CorruptionError(
-                f"{path} is missing: restore it from a backup, or go back to another version"
-            ) from error
-        except OSError as error:
-            raise StorageError(f"{path} cannot be opened: {error}") from error
-        try:
-            yield fd
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
+            with _reading(path, "read"):
+                yield fd
         finally:
             os.close(fd)
+
+
+@contextmanager
+def _reading(path: Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptionError(
+            f"{path} is missing: restore it from a backup, or go back to another version"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be {done}: {files.reason(error)}") from error
 
 
 class LocalWriter:
@@ -286,20 +299,27 @@ class LocalWriter:
             self.sync()
         with self._storing():
             self._close()
-            _give_name(self._path, final)
+            linked = _give_name(self._path, final)
             try:
+                if linked:
+                    self._path.unlink()
                 # The name is durable only when the folder is.
-                _sync_folder(final.parent)
-            except BaseException:
-                final.unlink(missing_ok=True)
+                files.sync_folder(final.parent)
+            except BaseException as error:
+                files.discard(final, error)
                 raise
         return name
 
     def abort(self) -> None:
         """Remove what was written. Does nothing after a commit or an abort."""
         if self._fd is not None:
-            self._close()
-            self._path.unlink(missing_ok=True)
+            with files.refusals(
+                f"{self._path} could not be removed", "The next open of the registry tries again."
+            ):
+                try:
+                    self._close()
+                finally:
+                    self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -307,7 +327,12 @@ class LocalWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.abort()
+        try:
+            self.abort()
+        except StorageError as second:
+            if error is None:
+                raise
+            error.add_note(str(second))
 
     def _write_direct(self, offset: int, view: memoryview) -> int:
         """Write the whole pages of a buffer by direct I/O; return how many bytes that were (0: not possible here)."""
@@ -319,7 +344,7 @@ class LocalWriter:
         whole = view.nbytes - view.nbytes % PAGE
         try:
             if self._direct is None:
-                self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+                self._direct = files.open_regular(self._path, os.O_WRONLY | os.O_DIRECT)
             _write(self._direct, view[:whole], offset)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
@@ -333,29 +358,29 @@ class LocalWriter:
         return self._fd
 
     def _close(self) -> None:
-        for fd in (self._fd, self._direct):
-            if fd is not None:
-                os.close(fd)
+        open_ones = [fd for fd in (self._fd, self._direct) if fd is not None]
         self._fd = self._direct = None
+        for fd in open_ones:
+            os.close(fd)
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
         try:
             with _storing(self._path, self._end):
                 yield
-        except BaseException:
-            self._close()
-            self._path.unlink(missing_ok=True)
+        except BaseException as error:
+            try:
+                self._close()
+            except OSError as second:
+                error.add_note(f"{self._path} could not be closed either: {files.reason(second)}")
+            files.discard(self._path, error)
             raise
 
 
 @contextmanager
 def _storing(path: Path, nbytes: int) -> Iterator[None]:
-    try:
+    with files.refusals(f"{path} could not be written ({nbytes} bytes needed)"):
         yield
-    except OSError as error:
-        remedy = ": make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StorageError(f"{path} could not be written ({nbytes} bytes needed): {error}{remedy}") from error
 
 
 def _write(fd: int, view: memoryview, offset: int) -> None:
@@ -376,30 +401,16 @@ def _fill(fd: int, view: memoryview, path: Path, arrived: Callable[[int], None] 
             arrived(done)
 
 
-def _give_name(temporary: Path, final: Path) -> None:
+def _give_name(temporary: Path, final: Path) -> bool:
+    """Give a file its name, and tell whether it still has the temporary one, too."""
     try:
         # A link fails when the name is taken; a rename would silently replace the file that has it.
         final.hardlink_to(temporary)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        if final.exists():
+        if os.path.lexists(final):
             raise FileExistsError(errno.EEXIST, "the name is taken", str(final)) from None
         temporary.replace(final)
-        return
-    temporary.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"{path} could not be removed: {error}") from error
+        return False
+    return True

@@ -10,15 +10,14 @@ Rules:
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from weightledger.registry.errors import CorruptionError, StorageError
+from weightledger.registry import files
+from weightledger.registry.errors import CorruptionError
 from weightledger.registry.values import Json
 from weightledger.registry.weights.arrays import Bytes, as_bytes
 from weightledger.registry.weights.digest import (
@@ -224,37 +223,20 @@ def parse(buffer: Bytes | bytes | memoryview, what: str, *, known: Opening | Non
 def write_plain(payload: Payload, path: str | os.PathLike[str]) -> None:
     """Write a safetensors file with every name in it (tied ones each with its data), which any reader loads.
 
-    The file appears whole or not at all.
+    The file appears whole or not at all, and keeps the mode of a file that it replaces.
 
     Raises:
-        StorageError: It could not be written.
+        StorageError: It could not be written, or what is there is no regular file.
     """
     target = Path(path)
     by_name = payload.layout.by_name
     layout = arrange(((name, spec.code, spec.shape) for name, spec in by_name.items()), {}, ())
     text = b"{" + layout.entries + (b"," if layout.entries else b"") + b'"__metadata__":{"format":"pt"}}'
     layout = with_room(layout, len(text))
-    with _whole_file(target, layout.nbytes) as file:
+    with files.replacing(target, layout.nbytes) as file:
         file.write(header_block(layout, [text]))
         for spec in layout.specs:
             file.write(payload.array_for(spec.name).data)
-
-
-@contextmanager
-def _whole_file(target: Path, nbytes: int) -> Iterator[BinaryIO]:
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        try:
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise StorageError(f"{target} could not be written ({nbytes} bytes): {error}") from error
 
 
 def _runs(specs: tuple[Spec, ...]) -> Iterator[tuple[str, list[Spec]]]:

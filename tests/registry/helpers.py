@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from weightledger.registry import Registry, Version
+from weightledger.registry import files as own_files
 from weightledger.registry.log import fleet
 from weightledger.registry.store import snapshots
 from weightledger.registry.store.snapshots import LocalSnapshots
@@ -159,7 +160,7 @@ class Fuse:
             (os, "fdatasync"),
             (Path, "hardlink_to"),
             (Path, "unlink"),
-            (snapshots, "_sync_folder"),
+            (own_files, "sync_folder"),
         ):
             setattr(owner, name, self.after(getattr(owner, name)))
         registry.ledger.writing = self._after(registry.ledger.writing)  # type: ignore[method-assign]

@@ -46,7 +46,8 @@ from weightledger.registry import (
     StorageError,
 )
 from weightledger.registry.log import fleet
-from weightledger.registry.log.models import HoldingRow, PinRow, Policy, VersionRow
+from weightledger.registry.log.models import HoldingRow, PinRow, Policy, VersionRow, Worker
+from weightledger.registry.store import snapshots
 
 
 @pytest.fixture
@@ -553,3 +554,129 @@ def test_orders_grow_across_drivers(tmp_path: Path) -> None:
 def _next_order(folder: Path) -> int:
     with Registry.open(folder) as registry, registry.ledger.writing() as conn:
         return fleet.next_order(registry.ledger, conn)
+
+
+# ---------------------------------------------------------------------- one folder, many spellings and lives
+
+
+def test_a_registry_by_two_spellings_is_one_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to the latest run is common, and so is a working directory that changes."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "latest").symlink_to("runs/7")
+    monkeypatch.chdir(tmp_path / "runs")
+    with Registry.open(tmp_path / "runs" / "7") as first:
+        publish_many(first, 1)
+        hold(first, "w1", 1)
+        monkeypatch.chdir(tmp_path)
+        ways = (tmp_path / "latest", "latest", "runs/../runs/7", "runs/./7/")
+        for number, way in enumerate(ways, start=2):
+            with Registry.open(way) as second:
+                assert second.uuid == first.uuid
+                assert second.publish(weights(number)).number == number
+                hold(second, f"w{number}", number)
+                assert [status.state for status in second.workers()] == ["confirmed"] * number
+            assert [status.held for status in first.workers()] == list(range(1, number + 1))
+            with pytest.raises(InUseError, match="'w1'"):
+                in_child(_take_over_the_first, way if isinstance(way, Path) else tmp_path / way)
+
+
+def _take_over_the_first(folder: Path) -> None:
+    with Registry.open(folder) as registry:
+        hold(registry, "w1", 1)
+
+
+def test_a_registry_that_is_made_anew_has_its_workers_to_itself(tmp_path: Path) -> None:
+    """A notebook removes the folder and runs its first cells again; what was open before it is closed after it."""
+    folder = tmp_path / "r"
+    old = Registry.open(folder)
+    publish_many(old, 2)
+    hold(old, "w", 1)
+    shutil.rmtree(folder)
+    with Registry.open(folder) as new:
+        assert new.uuid != old.uuid
+        publish_many(new, 2)
+        hold(new, "w", 2)
+        old.close()
+        assert in_child(_states, folder) == [("confirmed", 2)]
+        with pytest.raises(InUseError, match="'w'"):
+            in_child(_take_over, folder)
+        assert new.workers()[0].held == 2
+    assert in_child(_states, folder) == [("unknown", None)]
+
+
+def test_a_run_whose_lock_file_was_removed_keeps_its_workers_from_its_next_push_on(tmp_path: Path) -> None:
+    """Somebody who tidies up takes `locks/` for rubbish."""
+    with Registry.open(tmp_path / "r") as registry:
+        publish_many(registry, 2)
+        hold(registry, "w", 1)
+        shutil.rmtree(registry.location / "locks")
+        assert in_child(_states, registry.location) == [("unknown", None)]
+        _push(registry, "w", 2)
+        assert in_child(_states, registry.location) == [("confirmed", 2)]
+        with pytest.raises(InUseError, match="'w'"):
+            in_child(_take_over, registry.location)
+
+
+def _push(registry: Registry, worker: str, number: int) -> None:
+    """Push as an updater does that claimed its workers long ago."""
+    digest = registry.get(number).digest
+    with registry.ledger.writing() as conn:
+        policy = registry.ledger.policy_ref(conn)
+        key = conn.scalar(select(Worker.id).where(Worker.policy_id == policy.id, Worker.name == worker))
+        assert key is not None
+        order = fleet.intend(registry.ledger, conn, [fleet.Push(key, number, digest)])
+    with registry.ledger.writing() as conn:
+        receipt = fleet.Settlement(key, worker, "confirmed", order, number, "life-1", digest)
+        fleet.settle(registry.ledger, conn, [receipt])
+
+
+def _states(folder: Path) -> list[tuple[str, int | None]]:
+    with Registry.open(folder) as registry:
+        return [(status.state, status.held) for status in registry.workers()]
+
+
+# ---------------------------------------------------------------------- the first publish of a policy
+
+
+def _die_in_the_first_publish(folder: Path, policy: str, size: int) -> None:
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), 9)
+
+    registry = Registry.open(folder, policy=policy)
+    snapshots.LocalWriter.sync = die  # type: ignore[method-assign]
+    registry.publish(weights(1, size))
+
+
+@pytest.mark.parametrize("size", [4, 3 << 20], ids=["small", "big"])
+def test_a_first_publish_that_dies_leaves_nothing_for_good(tmp_path: Path, size: int) -> None:
+    """Its policy has no row yet that would tell its name."""
+    with Registry.open(tmp_path / "r") as registry:
+        assert exit_code_of(_die_in_the_first_publish, registry.location, "default", size) == -9
+        assert exit_code_of(_die_in_the_first_publish, registry.location, "opponent", size) == -9
+        with registry.ledger.reading() as conn:
+            assert registry.ledger.policies(conn) == []
+        assert {fault.kind for fault in registry.verify()} == {"stray"} and len(files(registry)) == 1
+        (registry.location / "snapshots" / ".notes.tmp").touch()
+        with Registry.open(tmp_path / "r"):
+            assert files(registry) == [".notes.tmp"], "what is none of ours stays"
+
+
+def test_a_first_publish_that_is_at_work_keeps_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others open the registry, and verify it, while its file has its temporary name."""
+    looks: list[tuple[list[str], list[Any]]] = []
+    sync = snapshots.LocalWriter.sync
+
+    def look(writer: snapshots.LocalWriter) -> None:
+        if not looks:
+            with Registry.open(tmp_path / "r", policy="other") as other:
+                looks.append((files(other), other.verify()))
+        sync(writer)
+
+    monkeypatch.setattr(snapshots.LocalWriter, "sync", look)
+    with Registry.open(tmp_path / "r", policy="first") as registry:
+        registry.publish(weights(1))
+        ((listing, faults),) = looks
+        assert len(listing) == 1 and listing[0].endswith(".tmp") and faults == []
+        assert registry.verify() == [] and len(files(registry)) == 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import getpass
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +24,12 @@ from weightledger.registry.errors import InUseError, StorageError
 from weightledger.registry.log.runs import (
     RunKeeper,
     file_lock,
+    file_tag,
     policy_lock,
     policy_lock_file,
+    tag_is_locked,
     try_policy_lock,
+    try_tag_lock,
     user_name,
 )
 
@@ -396,3 +401,132 @@ def test_a_lock_of_something_else_names_that(tmp_path: Path) -> None:
 
         with pytest.raises(InUseError, match=r"the schema: expected its lock within 0\.01 s"):
             threads.submit(enter).result()
+
+
+# ---------------------------------------------------------------------- one folder, many spellings and lives
+
+ALIVE = "import sys; from pathlib import Path; from weightledger.registry.log.runs import RunKeeper\n"
+ALIVE += "print(RunKeeper(Path(sys.argv[1])).alive(sys.argv[2]))"
+
+
+def seen_alive(folder: Path, run: str) -> bool:
+    """Ask another process."""
+    return run_python(ALIVE, folder, run).stdout.strip() == "True"
+
+
+def spellings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return ways to name one folder."""
+    link = folder.with_name(f"link-to-{folder.name}")
+    link.symlink_to(folder, target_is_directory=True)
+    monkeypatch.chdir(folder.parent)
+    return [folder, link, Path(folder.name), Path(link.name), folder / ".." / folder.name, link / "."]
+
+
+def test_a_folder_by_many_spellings_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "r").mkdir()
+    keepers = [RunKeeper(each) for each in spellings(tmp_path / "r", monkeypatch)]
+    run = keepers[0].keep_alive().id
+    for keeper in keepers:
+        assert keeper.keep_alive().id == run
+    for keeper in keepers[:-1]:
+        keeper.close()
+        assert all(each.alive(run) for each in keepers) and seen_alive(tmp_path / "r", run)
+    keepers[-1].close()
+    assert not keepers[0].alive(run) and list((tmp_path / "r" / "locks").iterdir()) == []
+
+
+def test_a_folder_that_is_mounted_at_a_second_place_has_one_run(tmp_path: Path) -> None:
+    """A hard link is what a mount is to us: another path to the very file, that no path resolves to the first."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    first, second = RunKeeper(here), RunKeeper(there)
+    run = first.keep_alive().id
+    (there / "locks").mkdir(parents=True)
+    (there / "locks" / f"run-{run}").hardlink_to(here / "locks" / f"run-{run}")
+    assert second.alive(run) and second.keep_alive().id == run
+    first.close()
+    assert second.alive(run)
+    second.close()
+
+
+def test_threads_queue_at_a_policy_however_they_spell_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r").mkdir()
+    ways = spellings(tmp_path / "r", monkeypatch)
+    inside = most = rounds = 0
+
+    def enter(way: Path) -> None:
+        nonlocal inside, most, rounds
+        for _ in range(30):
+            with policy_lock(way, "main"):
+                inside += 1
+                most = max(most, inside)
+                rounds += 1
+                inside -= 1
+
+    with ThreadPoolExecutor(len(ways)) as threads:
+        list(threads.map(enter, ways))
+    assert (most, rounds) == (1, 30 * len(ways))
+
+
+def test_a_folder_that_is_made_anew_has_its_run_alive(tmp_path: Path) -> None:
+    """As in a notebook that clears the folder and runs its first cells again."""
+    folder = tmp_path / "r"
+    old = RunKeeper(folder)
+    run = old.keep_alive().id
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert not old.alive(run) and not seen_alive(folder, run)
+    new = RunKeeper(folder)
+    assert new.keep_alive().id == run
+    assert new.alive(run) and old.alive(run) and seen_alive(folder, run)
+    old.close()
+    assert new.alive(run) and seen_alive(folder, run), (
+        "the old folder's keeper takes nothing from the new one"
+    )
+    new.close()
+    assert not seen_alive(folder, run)
+
+
+def test_a_run_whose_lock_was_removed_is_alive_again_when_it_looks(tmp_path: Path) -> None:
+    keeper, never = RunKeeper(tmp_path), RunKeeper(tmp_path)
+    run = keeper.keep_alive().id
+    open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for remove in (lambda: shutil.rmtree(tmp_path / "locks"), (tmp_path / "locks" / f"run-{run}").unlink):
+        remove()
+        never.look_again()
+        assert not seen_alive(tmp_path, run)
+        keeper.look_again()
+        assert keeper.alive(run) and seen_alive(tmp_path, run)
+    assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
+    keeper.close()
+    keeper.look_again()
+    assert not keeper.alive(run)
+
+
+def test_a_policys_files_are_known_by_their_tag_before_the_policy_is(tmp_path: Path) -> None:
+    tag = file_tag("main")
+    assert not tag_is_locked(tmp_path, tag)
+    with try_tag_lock(tmp_path, tag) as free:
+        assert free
+    with child(LOCK, tmp_path, "main") as (process, _):
+        assert tag_is_locked(tmp_path, tag) and not tag_is_locked(tmp_path, file_tag("other"))
+        with try_tag_lock(tmp_path, tag) as free:
+            assert not free
+        with try_tag_lock(tmp_path, file_tag("other")) as free:
+            assert free
+        kill(process)
+    with try_tag_lock(tmp_path, tag) as free, try_policy_lock(tmp_path, "main") as mine:
+        assert free and not mine, "nobody writes while the tag is locked"
+
+
+def test_a_keeper_that_is_let_go_keeps_nothing_alive(tmp_path: Path) -> None:
+    first, second = RunKeeper(tmp_path), RunKeeper(tmp_path)
+    run = first.keep_alive().id
+    second.keep_alive()
+    del first
+    gc.collect()
+    assert second.alive(run) and seen_alive(tmp_path, run)
+    del second
+    gc.collect()
+    assert not RunKeeper(tmp_path).alive(run) and not seen_alive(tmp_path, run)

@@ -339,3 +339,34 @@ def test_whoever_waits_too_long_for_an_upgrade_is_told_who_is_at_it(
     with schema._migrating, pytest.raises(InUseError, match="another thread"):
         schema.ensure(path, create=True, migrate=True)
     schema.ensure(path, create=True, migrate=True)
+
+
+def test_the_hosts_log_tells_nothing_of_how_a_registry_is_made(tmp_path: Path) -> None:
+    """Neither at INFO nor at DEBUG, and the host's own lines, those of Alembic in another thread too, are all there."""
+    code = """
+import logging, sys, threading
+from pathlib import Path
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, format="%(name)s: %(message)s")
+root = logging.getLogger()
+talker, parent = logging.getLogger("alembic.runtime.migration"), logging.getLogger("alembic")
+look = lambda: (root.level, list(root.handlers), parent.level, talker.level, root.manager.disable)
+before = look()
+from weightledger.registry import Registry
+from weightledger.registry.log import schema
+upgrade = schema._upgrade_aloud
+def beside(engine):
+    thread = threading.Thread(target=talker.info, args=("a migration of the host's own",))
+    thread.start(); thread.join()
+    talker.warning("something is wrong")
+    return upgrade(engine)
+schema._upgrade_aloud = beside
+Registry.open(Path(sys.argv[1]) / "r").close()
+talker.info("and after it")
+assert look() == before and not talker.filters
+"""
+    said = run_python(code, tmp_path).stdout.splitlines()
+    assert [line for line in said if line.startswith("alembic")] == [
+        "alembic.runtime.migration: a migration of the host's own",
+        "alembic.runtime.migration: something is wrong",
+        "alembic.runtime.migration: and after it",
+    ]

@@ -30,6 +30,7 @@ from tests.registry.helpers import (
     weights,
 )
 from weightledger.registry import ConflictError, NotFoundError, Registry, StorageError
+from weightledger.registry import files as own_files
 from weightledger.registry.store import snapshots
 
 SMALL, BIG = 4, 1 << 19  # elements: one file is written at once, the other's body by a thread
@@ -125,7 +126,7 @@ def test_a_live_writer_is_not_taken_for_a_dead_one(registry: Registry) -> None:
     """An open beside a publish that is under way leaves its row and its file alone."""
     registry.publish(weights(1))
     reached, go_on = threading.Event(), threading.Event()
-    sync = snapshots._sync_folder
+    sync = own_files.sync_folder
 
     def slow(folder: Path) -> None:
         reached.set()
@@ -133,7 +134,7 @@ def test_a_live_writer_is_not_taken_for_a_dead_one(registry: Registry) -> None:
         sync(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshots, "_sync_folder", slow)
+        patch.setattr(own_files, "sync_folder", slow)
         writer = threading.Thread(target=registry.publish, args=(weights(2),))
         writer.start()
         assert reached.wait(60)
@@ -228,7 +229,7 @@ def test_a_disk_error_at_any_step_leaves_no_file_and_no_version(
         "write": (snapshots, "_write"),
         "fdatasync": (snapshots.os, "fdatasync"),
         "name": (snapshots, "_give_name"),
-        "folder": (snapshots, "_sync_folder"),
+        "folder": (own_files, "sync_folder"),
     }[step]
     function = getattr(owner, name)
     refusing = _Refusing(function, nth)
@@ -397,7 +398,7 @@ def test_files_are_durable_before_any_row_says_stored(
 
     monkeypatch.setattr(os, "fdatasync", note("data", os.fdatasync))
     monkeypatch.setattr(snapshots, "_give_name", note("name", snapshots._give_name))
-    monkeypatch.setattr(snapshots, "_sync_folder", note("folder", snapshots._sync_folder))
+    monkeypatch.setattr(own_files, "sync_folder", note("folder", own_files.sync_folder))
     event.listen(registry.engine, "commit", lambda conn: told.append("commit"))
     registry.publish(weights(2), extra=_extra(2, SMALL))
     assert told[-8:] == ["data", "data", "commit", "name", "folder", "name", "folder", "commit"]
