@@ -126,7 +126,8 @@ BY_RAY = [
 
 @pytest.mark.ray
 def test_an_actor_holds_and_computes_what_the_learner_does(ray_cluster: None, tmp_path: Path) -> None:
-    keeper = ray.remote(num_cpus=0)(Keeper).remote(BY_RAY)
+    actor: Any = ray.remote(num_cpus=0)(Keeper)
+    keeper = actor.remote(BY_RAY)
     for name in BY_RAY:
         learner = born(name, 0)
         with (

@@ -6,7 +6,8 @@ never from its state dict.
 
 # The stubs of these libraries know few of their attributes, and hardly any that are set while running.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
-# pyright: reportPrivateImportUsage=false
+# pyright: reportPrivateImportUsage=false, reportOperatorIssue=false, reportReturnType=false
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 

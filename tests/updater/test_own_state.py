@@ -120,7 +120,8 @@ def test_a_ray_worker_loads_by_its_own_load_state_dict_when_it_is_asked_to(
     ray_cluster: None, tmp_path: Path
 ) -> None:
     learner = nn.Linear(2, 1)
-    workers = [ray.remote(num_cpus=0)(Engine).remote() for _ in range(2)]
+    actor: Any = ray.remote(num_cpus=0)(Engine)
+    workers = [actor.remote() for _ in range(2)]
     registry = Registry.open(tmp_path)
     updater = RayRemoteWeightUpdater(
         learner, workers, registry=registry, names=["a", "b"], apply="load_state_dict"

@@ -5,7 +5,7 @@ What a module really uses is looked at here by its parameters, its attributes an
 
 # The stubs of torch call every attribute of a module `Tensor | Module`.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
-# pyright: reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 
 from __future__ import annotations
 
