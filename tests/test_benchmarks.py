@@ -60,7 +60,7 @@ def test_rows_without_a_cluster_are_measured_saved_and_drawn(tmp_path: Path) -> 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["actors", "held", "rollback", "nodes", "scaling"])
+@pytest.mark.parametrize("row", ["actors", "held", "proof", "rollback", "nodes", "scaling"])
 def test_rows_with_a_cluster_of_their_own_do_the_work_on_both_sides(tmp_path: Path, row: str) -> None:
     quick(tmp_path, row)
 
