@@ -8,6 +8,7 @@ Server weights are written in the caller's thread only, inside the calls made he
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
 from weightledger.updater import claims
+from weightledger.updater.background import UpdateFuture, fill
 from weightledger.updater.checks import check_interval, check_options, check_timeout
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
@@ -79,6 +81,12 @@ class _CopiedError(BaseException):
     def __init__(self, draft: Draft | None) -> None:
         super().__init__("the weights are copied")
         self.draft = draft
+
+
+def _release(request: Request, _: Future[SyncReport]) -> None:
+    """Give the buffer of an update's copy back, however the update ended."""
+    if request.draft is not None:
+        request.draft.release()
 
 
 class RemoteWeightUpdaterBase(ABC):
@@ -150,6 +158,9 @@ class RemoteWeightUpdaterBase(ABC):
         self._copying: Request | None = None
         self._background: ThreadPoolExecutor | None = None
         self._futures: list[Future[SyncReport]] = []
+        self._spent: list[Any] = []
+        """What the transport gave and nobody needs any more. It is let go in the caller's thread: a reference of Ray's
+        that another thread drops while Ray is being shut down ends the process."""
         self._collector: weakref.ref[Any] | None = None
         self._observer: Observer | None = None
         self._closed = False
@@ -328,7 +339,7 @@ class RemoteWeightUpdaterBase(ABC):
                     request.version = mark_of(self.registry.ledger.usable(conn, wanted, "sync workers to"))
             self._follow_head(request)
             self._drain()
-            return self._run(request)
+            return self._run_here(request)
 
     def rollback(self, to: Ref | None = None, reason: str = "") -> SyncReport:
         """Go back to an older version: a new version in the log, the server weights in place, every unpinned worker.
@@ -361,7 +372,9 @@ class RemoteWeightUpdaterBase(ABC):
             check_fit(payload, self.policy_weights, plans=self._own_plans())
             restoration = Restoration(wanted, payload, reason)
             try:
-                return self._run(Request(ids=self.all_worker_ids(), forced=True, restoration=restoration))
+                return self._run_here(
+                    Request(ids=self.all_worker_ids(), forced=True, restoration=restoration)
+                )
             finally:
                 # Whatever ended it: who gave the weights back gives the rest back, too.
                 if restoration.version is not None:
@@ -741,9 +754,15 @@ class RemoteWeightUpdaterBase(ABC):
         """Run an update; a rollback that came between the look at the head and the lock is taken over, too."""
         while True:
             try:
-                return self._run(request)
+                return self._run_here(request)
             except HeadMovedError:
                 self._follow_head(request)
+
+    def _run_here(self, request: Request) -> SyncReport:
+        try:
+            return self._run(request)
+        finally:
+            self._spent.clear()
 
     def _running_here(self) -> bool:
         return self._running._is_owned()  # type: ignore[attr-defined,no-any-return]
@@ -753,21 +772,17 @@ class RemoteWeightUpdaterBase(ABC):
             self._background = ThreadPoolExecutor(1, thread_name_prefix="weightledger-update")
         self._futures = [future for future in self._futures if not future.done()]
         self.reader.let_go()
-        future = self._background.submit(self._run_released, request)
+        future = UpdateFuture()
+        future.add_done_callback(functools.partial(_release, request))
+        self._background.submit(fill, future, functools.partial(self._run, request))
         self._futures.append(future)
         return future
-
-    def _run_released(self, request: Request) -> SyncReport:
-        try:
-            return self._run(request)
-        finally:
-            if request.draft is not None:
-                request.draft.release()
 
     def _drain(self) -> None:
         """Wait for updates that run in the background; their errors belong to their futures."""
         wait(self._futures)
         self._futures.clear()
+        self._spent.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -793,6 +808,6 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _tidy(self, wanted: Collection[str]) -> None:
         """Let go of bytes that no worker needs any more."""
-        self.shelf.keep(wanted)
+        self._spent += self.shelf.keep(wanted)
         if len(self._marks) > 4 * (len(wanted) + len(self.seats) + 16):
             self._marks.clear()

@@ -25,10 +25,11 @@ from ray.exceptions import (
 )
 
 from weightledger.registry import Registry
-from weightledger.registry.errors import InUseError, SyncError
+from weightledger.registry.errors import InUseError
 from weightledger.registry.records import Version
 from weightledger.registry.weights.payload import Payload
 from weightledger.updater.base import RemoteWeightUpdaterBase, no_op, publishes
+from weightledger.updater.connection import Connection, ConnectionLostError, ray_get, ray_put, ray_wait
 from weightledger.updater.courier import Courier
 from weightledger.updater.lives import actor_name, find_lives
 from weightledger.updater.metrics import RayMetrics
@@ -50,6 +51,7 @@ _PROCESS_ENDED = (
     ActorPlacementGroupRemoved,
     RuntimeEnvSetupError,
 )
+_LOST = Trouble("doubtful", "Ray was shut down before its answer came, if the push ever reached it")
 
 
 class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
@@ -121,6 +123,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         )
         self._observer = self._metrics = RayMetrics(registry.policy)
         self._courier = Courier()
+        self._connection = Connection()
         if handles:
             self._add_workers(handles, list(names) if names is not None else self._default_names(handles))
 
@@ -162,22 +165,28 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 f"worker {worker_id}: these weights carry no instruction, as they do inside of an update only; "
                 "sync(worker_id) pushes from outside"
             )
+        self._connection.check()
         return self._courier.send(self.seats.get(worker_id).handle, receive, server_weights)
 
     def _distribute(self, payload: Payload) -> Any:
         # Either way the buffer is free again afterwards.
         if payload.buffer.nbytes <= _INLINE_BYTES:
             return payload.buffer.copy()
+        try:
+            handle = self._connection.call(ray_put, payload.buffer)
+        except ConnectionLostError:
+            # The version is kept all the same; there is nobody left to push it to.
+            return None
         self._metrics.put(payload.buffer.nbytes)
-        return ray.put(payload.buffer)
+        return handle
 
     def _fetch(self, handle: Any) -> Any:
         if not isinstance(handle, ray.ObjectRef):
             return handle
         try:
-            return ray.get(handle, timeout=self.timeout)
-        except (ObjectLostError, GetTimeoutError):
-            # Evicted, or its owner or node died; the file has it still.
+            return self._connection.call(ray_get, handle, timeout=self.timeout)
+        except (ObjectLostError, GetTimeoutError, ConnectionLostError):
+            # Evicted, or its owner, its node or its cluster ended; the file has it still.
             return None
 
     def _collect(self, handles: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
@@ -187,22 +196,30 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         )
         if not refs:
             return done
+        try:
+            return done | self._collect_refs(refs, 0.0 if done and eager else timeout, eager)
+        except ConnectionLostError as error:
+            return done | dict.fromkeys(refs, error)
+
+    def _collect_refs(self, refs: Mapping[int, Any], timeout: float, eager: bool) -> dict[int, Any]:
         if not eager:
             try:
-                return done | dict(zip(refs, ray.get(list(refs.values()), timeout=timeout), strict=True))
+                answers = self._connection.call(ray_get, list(refs.values()), timeout=timeout)
+                return dict(zip(refs, answers, strict=True))
             except RayError:
                 # Somebody is slow or failed: look at each by itself, without waiting any longer for the others.
                 timeout = 0.0
-        ready, rest = ray.wait(
-            list(refs.values()), num_returns=1 if eager else len(refs), timeout=0.0 if done else timeout
+        ready, rest = self._connection.call(
+            ray_wait, list(refs.values()), num_returns=1 if eager else len(refs), timeout=timeout
         )
         if rest and ready:
             # Whatever else has come by now goes into the same transaction.
-            ready += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
+            ready += self._connection.call(ray_wait, rest, num_returns=len(rest), timeout=0.0)[0]
+        done: dict[int, Any] = {}
         for key, ref in refs.items():
             if ref in ready:
                 try:
-                    done[key] = ray.get(ref)
+                    done[key] = self._connection.call(ray_get, ref)
                 except Exception as error:  # noqa: BLE001 - whatever came in place of a receipt is explained
                     done[key] = error
         return done
@@ -210,6 +227,8 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     def _explain(self, seat: Seat, error: BaseException) -> Trouble:
         # Of what a task raised Ray's text tells the way through the code first, and what it was last.
         told = getattr(error, "cause", None) or error
+        if self._connection.is_lost:
+            return _LOST
         text = f"{type(told).__name__}: {' '.join(str(told).split())[:500]}"
         if isinstance(error, _PROCESS_ENDED):
             life = find_lives({seat.id: seat.handle}).get(seat.id)
@@ -230,18 +249,23 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         return Trouble("doubtful" if arrived else "failed", text)
 
     def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
-        return find_lives({seat.id: seat.handle for seat in seats})
+        try:
+            return self._connection.call(find_lives, {seat.id: seat.handle for seat in seats})
+        except ConnectionLostError:
+            return {seat.id: _LOST for seat in seats}
 
     def _check_open(self) -> None:
         super()._check_open()
-        # Ray would start a cluster of its own otherwise, in which none of the workers is.
-        if self.seats and not ray.is_initialized():
-            raise SyncError(
-                f"{self!r}: Ray is not connected any more, so no worker can be reached; nothing was changed. Call "
-                "ray.init(address=…), get the actors' handles anew and make a new updater on the same registry"
-            )
+        try:
+            self._connection.check()
+        except ConnectionLostError as error:
+            raise ConnectionLostError(
+                f"{self!r}: {error}; nothing was changed. Call ray.init(address=…), get the actors' handles anew and "
+                "make a new updater on the same registry"
+            ) from None
 
     def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
+        self._connection.begin()
         # One actor has one policy: under two names it would be sent two targets, and only the later one is true.
         owners = {self._identity(seat.handle): seat.name for seat in self.seats}
         for handle, name in zip(handles, names, strict=True):

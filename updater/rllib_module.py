@@ -154,6 +154,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         assert push is not None
         number = self._next_number(worker_id) if isinstance(push, Push) else 0
         if is_actor(handle):
+            self._connection.check()
             return handle.__ray_call__.remote(receive_in_runner, push, content, number)
         if content is not None:
             content = self._fetch(content)

@@ -75,11 +75,10 @@ class Shelf:
         """Return bytes of that content."""
         return self._by_digest.get(digest)
 
-    def drop(self, digest: str) -> None:
-        """Forget bytes that turned out unusable."""
-        self._by_digest.pop(digest, None)
+    def drop(self, digest: str) -> list[ServerWeights]:
+        """Forget bytes that turned out unusable, and return them."""
+        return [self._by_digest.pop(digest)] if digest in self._by_digest else []
 
-    def keep(self, digests: Collection[str]) -> None:
-        """Forget all but these; the transport frees what nobody else refers to."""
-        for digest in self._by_digest.keys() - set(digests):
-            del self._by_digest[digest]
+    def keep(self, digests: Collection[str]) -> list[ServerWeights]:
+        """Forget all but these, and return the others; the transport frees what nobody refers to any more."""
+        return [self._by_digest.pop(digest) for digest in self._by_digest.keys() - set(digests)]

@@ -50,13 +50,18 @@ def tell_failures(reports: SyncReport | Iterable[SyncReport], on_failure: OnFail
         if on_failure == "raise" or any(outcome.rejected_first for outcome in report.failed.values()):
             report.raise_for_failures()
     for report in failed:
-        # Without a version's number, so that Python shows a failure that lasts once, and not at every update.
-        told = "; ".join(
-            f"{outcome.name}: {outcome.status}: {' '.join(outcome.error.split())}"
-            for outcome in report.failed.values()
-        )
-        warnings.warn(
-            f"{len(report.failed)} of {len(report.workers)} workers did not get their weights ({told})",
-            SyncWarning,
-            stacklevel=3,
-        )
+        warnings.warn(failures_of(report), SyncWarning, stacklevel=3)
+
+
+def failures_of(report: SyncReport) -> str:
+    """Tell of a report's failures in one line; empty when there are none.
+
+    It says nothing that differs from one update to the next, so that Python shows a failure that lasts only once.
+    """
+    if report.ok:
+        return ""
+    told = "; ".join(
+        f"{outcome.name}: {outcome.status}: {' '.join(outcome.error.split())}"
+        for outcome in report.failed.values()
+    )
+    return f"{len(report.failed)} of {len(report.workers)} workers did not get their weights ({told})"

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
@@ -216,7 +215,7 @@ class RayCollectorWeightUpdater(_Accepted):
                 SyncWarning,
                 stacklevel=2,
             )
-        if not self._closed and ray.is_initialized():
+        if not self._closed and not self._connection.is_lost:
             for handle in self.remote_collectors:
                 # Nobody waits for it.
                 handle.__ray_call__.remote(release)
@@ -264,6 +263,7 @@ class RayCollectorWeightUpdater(_Accepted):
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
         """Start one push to a collector's actor; returns the `ObjectRef` of its receipt."""
+        self._connection.check()
         return self._courier.send(self.seats.get(worker_id).handle, receive_in_collector, server_weights)
 
     def _begin(self, collector: Any) -> None:

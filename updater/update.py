@@ -282,6 +282,7 @@ class Update:
                 flight.handle = self._up._sync_weights_with_worker(seat.id, outfit)
             except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
                 flight.handle = self._up._explain(seat, error)
+            self._up._spent.append(flight.handle)
 
     # ------------------------------------------------------------------ receipts
 
@@ -418,7 +419,7 @@ class Update:
             self._ready.pop(server.version, None)
             found = self._up.shelf.find(server.digest)
             if found is not None and found.handle is server.handle:
-                self._up.shelf.drop(server.digest)
+                self._up._spent += self._up.shelf.drop(server.digest)
         # While the version is being stored there is no file to read yet: the next update sends it.
         storing = self._serving.is_storing(work.target.version)
         again = not work.reread and not storing
@@ -427,7 +428,7 @@ class Update:
 
     def _lose(self, work: _Work, trouble: Trouble) -> None:
         """A dead worker is reported; one that is being restarted is waited for, since it acts with initial weights."""
-        self._note(work.seat, work.target, "dead", trouble.detail)
+        self._note(work.seat, work.target, "failed" if trouble.kind == "doubtful" else "dead", trouble.detail)
         if trouble.kind == "restarting":
             self._reviving[work.seat.id] = work
         work.action = "current"
@@ -444,9 +445,9 @@ class Update:
         lives = self._up._find_lives([work.seat for work in self._reviving.values()])
         for key, work in list(self._reviving.items()):
             life = lives.get(key)
-            if isinstance(life, Trouble) and life.kind == "dead":
+            if isinstance(life, Trouble) and life.kind != "restarting":
                 buried.append(self._apply(work.seat, read_trouble(work.seat, None, life), life))
-                self._note(work.seat, work.target, "dead", life.detail)
+                self._lose(work, life)
                 del self._reviving[key]
             elif isinstance(life, str) and left > 0:
                 del self._reviving[key]

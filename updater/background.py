@@ -1,0 +1,60 @@
+"""Updates that nobody waits for: the future that stands for one, and tells of a failure that nobody asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from weightledger.updater.reports import SyncReport
+from weightledger.updater.telling import SyncWarning, failures_of
+
+
+class UpdateFuture(Future[SyncReport]):
+    """The report to come of an update with `wait=False`.
+
+    If the update failed and nobody has asked for its result by the time that the future is let go, that is a
+    `SyncWarning`, as asyncio tells of exceptions that were never retrieved.
+    """
+
+    _asked = False
+
+    def result(self, timeout: float | None = None) -> SyncReport:
+        """Return the report, or raise what the update raised; waits up to `timeout` seconds."""
+        try:
+            return super().result(timeout)
+        finally:
+            self._asked = self._asked or self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the update raised, None if nothing; waits up to `timeout` seconds."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self._asked = self._asked or self.done()
+
+    def __del__(self) -> None:
+        if self._asked or not self.done() or self.cancelled():
+            return
+        error = super().exception()
+        told = failures_of(super().result()) if error is None else f"{type(error).__name__}: {error}"
+        if told:
+            warnings.warn(
+                f"an update with wait=False failed, and nobody asked for its result: {told}",
+                SyncWarning,
+                stacklevel=2,
+            )
+
+
+def fill(future: UpdateFuture, run: Callable[[], SyncReport]) -> None:
+    """Run an update for its future, unless that was cancelled before."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        report = run()
+    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+        future.set_exception(error)
+        # The error's traceback has this frame: the future would keep itself alive, and never tell.
+        del future
+    else:
+        future.set_result(report)
