@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Final
 
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.telling import SyncWarning, failures_of
+
+_alive: Final[weakref.WeakSet[UpdateFuture]] = weakref.WeakSet()
 
 
 class UpdateFuture(Future[SyncReport]):
@@ -18,6 +23,10 @@ class UpdateFuture(Future[SyncReport]):
     """
 
     _asked = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        _alive.add(self)
 
     def result(self, timeout: float | None = None) -> SyncReport:
         """Return the report, or raise what the update raised; waits up to `timeout` seconds."""
@@ -34,16 +43,28 @@ class UpdateFuture(Future[SyncReport]):
             self._asked = self._asked or self.done()
 
     def __del__(self) -> None:
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell of a failure that nobody has asked for so far, once."""
         if self._asked or not self.done() or self.cancelled():
             return
+        self._asked = True
         error = super().exception()
         told = failures_of(super().result()) if error is None else f"{type(error).__name__}: {error}"
         if told:
             warnings.warn(
                 f"an update with wait=False failed, and nobody asked for its result: {told}",
                 SyncWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
+
+
+@atexit.register
+def _tell_the_rest() -> None:
+    # What lives until the program ends is let go when nobody can be told any more.
+    for future in list(_alive):
+        future.tell()
 
 
 def fill(future: UpdateFuture, run: Callable[[], SyncReport]) -> None:

@@ -83,7 +83,7 @@ def receive_in_collector(collector: Any, push: Push | Probe, payload: Any = None
         answer: Receipt | Inspection = receive(collector, push, payload)
         if isinstance(answer, Receipt):
             if isinstance(collector, Collector):
-                watch(collector, push.series)
+                stamp_rollouts(collector, push.series)
             stamp(collector, NO_VERSION if answer.now is None else answer.now.version)
         return answer
     except Exception as error:  # noqa: BLE001 - nothing may leave the worker as an exception
@@ -115,11 +115,8 @@ def survive_errors(collector: Any) -> None:
         type(collector).__bool__ = lambda self: True
 
 
-def watch(collector: Any, series: Series) -> None:
-    """Stamp each rollout with what the collector holds as it begins, and notice TorchRL's own ways to write weights.
-
-    These write around PyTorch's count of writes, or restore the number of another run's version.
-    """
+def stamp_rollouts(collector: Any, series: Series) -> None:
+    """Stamp each rollout with what the collector holds as it begins: somebody may have written into its weights."""
     vars(collector)[_SERIES] = series
     if "rollout" in vars(collector):
         return
@@ -132,21 +129,12 @@ def watch(collector: Any, series: Series) -> None:
         stamp(owner, NO_VERSION if held is None else held)
         return type(owner).rollout(owner)
 
-    @functools.wraps(type(collector).increment_version)
-    def increment_version() -> None:
-        # Every `update_policy_weights_` of a collector ends with this.
-        owner: Any = find()
-        type(owner).increment_version(owner)
-        write_note(owner, vars(owner)[_SERIES], None)
-        stamp(owner, NO_VERSION)
-
-    collector.rollout, collector.increment_version = rollout, increment_version
+    collector.rollout = rollout
 
 
 def release(collector: Any) -> None:
     """Let TorchRL stamp again as it does by itself, once nobody pushes any more."""
-    for name in ("rollout", "increment_version"):
-        vars(collector).pop(name, None)
+    vars(collector).pop("rollout", None)
 
 
 def stamp(collector: Any, version: int) -> None:

@@ -1044,7 +1044,9 @@ def test_a_report_can_be_written_down(start: Start) -> None:
     report = updater.update_weights()
     told = json.loads(json.dumps(report.to_dict()))
     assert told["version"] == 1 and told["ok"] and told["workers"]["0"]["status"] == "synced"
-    assert set(told["workers"]["0"]) == {"name", "status", "held", "target", "error", "seconds"}
+    assert set(told["workers"]["0"]) == {
+        *("name", "status", "held", "target", "error", "seconds", "rejected_first")
+    }
     report.raise_for_failures()
 
 
