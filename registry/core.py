@@ -280,15 +280,18 @@ class Registry:
         """Copy a version's weights in place into a live module, TensorDict or mapping: all or nothing.
 
         Ties, `requires_grad`, device and lock state of the target stay as they are. A non-persistent buffer that the
-        version lacks is left alone.
+        version lacks is left alone. A module that shows copies in its state dict, or derives something when it loads,
+        loads by its own `load_state_dict`; what came of it is compared with the version.
 
         Args:
-            cast: accept other dtypes and convert.
+            cast: accept other dtypes and convert. Rounding is no loss; a number that becomes infinite or another one
+                is, and is refused.
 
         Raises:
             NotFoundError: no such version, or its weights were pruned.
             CorruptionError: the file is missing or damaged.
-            InvalidWeightsError: the weights do not fit; every difference is named and the target is untouched.
+            InvalidWeightsError: the weights do not fit, or a module that loads them itself did not take them; every
+                difference is named and the target is as it was (or the text says that it could not be put back).
         """
         from weightledger.registry.weights.restore import copy_into
 

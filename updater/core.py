@@ -68,8 +68,10 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         apply: `apply(actor, weights, version)` for actors that load own, writable tensors in their own way; or
             `"load_state_dict"` for modules that do, by their method of that name.
         timeout: seconds that one call waits for workers, all of them together.
-        cast: let workers convert to their own dtype; what was converted is recorded.
-        allow_nonfinite: send versions with NaN or infinity; True, or globs of the tensor names that may hold them.
+        cast: let workers convert to their own dtype; what was converted is recorded, and what that does not hold is
+            refused.
+        allow_nonfinite: send versions with NaN or infinity, and let `cast` make infinity; True, or globs of the tensor
+            names that may hold them.
         extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
         on_rollback: called with the version after the server weights were restored to it.
 
