@@ -371,7 +371,7 @@ class RemoteWeightUpdaterBase(ABC):
                     else ledger.usable(conn, meant, "roll back to")
                 )
             payload = self._payload_of(wanted)
-            check_fit(payload, self.policy_weights, plans=self._own_plans())
+            self._check_accepts(wanted, payload)
             restoration = Restoration(wanted, payload, reason)
             try:
                 return self._run_here(
@@ -439,7 +439,7 @@ class RemoteWeightUpdaterBase(ABC):
             head = self.registry.head()
             payload = self._payload_of(head)
             # Fits or raises before the journal says anything.
-            check_fit(payload, self.policy_weights, plans=self._own_plans())
+            self._check_accepts(head, payload)
             with self.registry.ledger.writing() as conn:
                 self.registry.ledger.event(conn, "adopt", version=head.number)
             self._take_over(head, payload)
@@ -603,7 +603,7 @@ class RemoteWeightUpdaterBase(ABC):
         if newest is not None and newest.restores is not None:
             self._drain()
             payload = self._payload_of(newest)
-            check_fit(payload, self.policy_weights, plans=self._own_plans())
+            self._check_accepts(newest, payload)
             if request.ids:
                 # For the workers, before its memory is wanted for something else.
                 with ExitStack() as stack:
@@ -635,6 +635,14 @@ class RemoteWeightUpdaterBase(ABC):
             # The callback may publish, which needs the memory.
             self.reader.let_go()
             self._tell_if_restored(version)
+
+    def _check_accepts(self, version: Version, payload: Payload) -> None:
+        """Make sure that the server weights take a version, before anything is changed.
+
+        Raises:
+            InvalidWeightsError: they do not fit.
+        """
+        check_fit(payload, self.policy_weights, plans=self._own_plans())
 
     def _restore_server(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""

@@ -115,6 +115,8 @@ class RLlibUpdater:
         self._chosen = None if modules is None else frozenset(modules)
         self._every = arguments.count("every", every, least=1)
         self._published_at = 0
+        self._trains_meanwhile = False
+        """Whether an iteration runs whose evaluation is at the same time as its training."""
         self._prefix = prefix
         self._on_rollback = on_rollback
         self._on_failure = check_on_failure(on_failure)
@@ -387,6 +389,9 @@ class RLlibUpdater:
             to_worker_indices: Any = None,
             **options: Any,
         ) -> None:
+            if tag == "eval" and self._trains_meanwhile:
+                # They were brought to their targets as the iteration began: its learner may be half-way in an update.
+                return
             self._reconcile()
             asked = self.learners.module_ids() if policies is None else list(policies)
             others = [key for key in asked if key not in self.modules]
@@ -423,12 +428,16 @@ class RLlibUpdater:
 
     def _stand_in_for_step(self, algorithm: Any) -> None:
         """Look at the registry as an iteration begins, so that none is spent on weights that were rolled back."""
-        stock_step = algorithm.step
+        stock_step, config = algorithm.step, algorithm.config
 
         @functools.wraps(stock_step)
         def step() -> Any:
             self.sync()
-            return stock_step()
+            self._trains_meanwhile = bool(config.evaluation_parallel_to_training)
+            try:
+                return stock_step()
+            finally:
+                self._trains_meanwhile = False
 
         algorithm.step = step
 

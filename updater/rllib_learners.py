@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from ray.rllib.utils.lambda_defaultdict import LambdaDefaultDict
 from torch import nn
 
-from weightledger.registry.errors import SyncError
+from weightledger.registry.errors import InvalidWeightsError, SyncError
 
 
 class LearnerGroupLike(Protocol):
@@ -57,6 +58,22 @@ class Learners:
         """Return all that belongs to a module: every weight, the state of what trains it, and its learner's values."""
         found: dict[str, Any] = self._first(partial(_whole, module_id=module_id))
         return found
+
+    def check(self, module_id: str, whole: Mapping[str, Any]) -> None:
+        """Make sure that the learners take a module's weights, those that env runners do not have included.
+
+        RLlib itself loads what fits and leaves the rest as it is.
+
+        Raises:
+            InvalidWeightsError: they do not fit; names each problem.
+        """
+        shapes = {name: _shape(value) for name, value in whole["module"].items()}
+        problems = self._first(partial(_problems, module_id=module_id, shapes=shapes))
+        if problems:
+            raise InvalidWeightsError(
+                f"the learner's module {module_id!r} does not take this version; nothing was changed:\n  "
+                + "\n  ".join(problems)
+            )
 
     def restore(self, module_id: str, whole: Mapping[str, Any]) -> list[str]:
         """Bring a module back in every learner, with what else of `whole` is given.
@@ -109,6 +126,23 @@ def _weights(learner: Any, *, module_id: str, inference_only: bool) -> dict[str,
     tensors = module.state_dict()
     kept = module.get_state(inference_only=inference_only)
     return {key: _on_cpu(tensors.get(key, value)) for key, value in kept.items()}
+
+
+def _problems(learner: Any, *, module_id: str, shapes: Mapping[str, Any]) -> list[str]:
+    weights = _weights(learner, module_id=module_id, inference_only=False)
+    own = {name: _shape(value) for name, value in weights.items()}
+    found = [f"{name!r} is missing in the version" for name in own.keys() - shapes.keys()]
+    found += [f"{name!r} is in the version, but not in the learner" for name in shapes.keys() - own.keys()]
+    found += [
+        f"{name!r} has the shape {own[name]} in the learner, {shapes[name]} in the version"
+        for name in own.keys() & shapes.keys()
+        if own[name] != shapes[name]
+    ]
+    return sorted(found)
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else None
 
 
 def _whole(learner: Any, *, module_id: str) -> dict[str, Any]:

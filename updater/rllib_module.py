@@ -67,6 +67,8 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         """The worker id of each env runner."""
         self._numbers: dict[int, int] = {}
         self._counted: int | None = None
+        self._whole: tuple[int, dict[str, Any]] | None = None
+        """The learner's state of a version that is about to be restored, with its number."""
         super().__init__(
             learners.weights(module_id),
             [],
@@ -215,6 +217,22 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         )
         return True
 
+    def _check_accepts(self, version: Version, payload: Payload) -> None:
+        super()._check_accepts(version, payload)
+        whole = self._load_whole(version)
+        if whole is not None:
+            self.learners.check(self.module_id, whole)
+
+    def _load_whole(self, version: Version) -> dict[str, Any] | None:
+        """Return the learner's state that a version was published with, or the one that it restores."""
+        number = version.restores or version.number
+        if self._whole is None or self._whole[0] != number:
+            try:
+                self._whole = number, self.registry.load_extra(version)
+            except NotFoundError:
+                return None
+        return self._whole[1]
+
     def _restore_server(self, version: Version, payload: Payload) -> None:
         copy_into(payload, self.policy_weights)
         # Before it is believed: should a learner not answer, the next update sees the rollback again.
@@ -222,9 +240,9 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         self._believe(version)
 
     def _restore_learner(self, version: Version) -> None:
-        try:
-            whole = self.registry.load_extra(version)
-        except NotFoundError:
+        whole = self._load_whole(version)
+        self._whole = None
+        if whole is None:
             whole = {"module": self.policy_weights}
             warnings.warn(
                 f"v{version.number} of policy {version.policy!r} was published without the learner's state: of module "

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -536,6 +537,57 @@ def test_evaluation_env_runners_have_targets_of_their_own(tmp_path: Path) -> Non
         registry.rollback(2)
         assert updater.update()[MODULE].adopted
         assert told == [(MODULE, 4)]
+    finally:
+        algorithm.stop()
+
+
+def test_an_evaluation_beside_training_publishes_no_weights_that_are_half_way_in_an_update(
+    tmp_path: Path,
+) -> None:
+    algorithm = (
+        config(0)
+        .evaluation(
+            evaluation_num_env_runners=1,
+            evaluation_interval=1,
+            evaluation_duration=1,
+            evaluation_parallel_to_training=True,
+        )
+        .callbacks(LedgerCallback.at(tmp_path, timeout=PATIENCE))
+        .build_algo()
+    )
+    try:
+        algorithm.train()
+        synced = threading.Event()
+        group, own_update = algorithm.eval_env_runner_group, algorithm.learner_group.update
+        own_sync = group.sync_weights
+        first = next(learner(algorithm).module[MODULE].parameters())
+
+        def update(**options: Any) -> Any:
+            with torch.no_grad():
+                first.add_(1.0)
+            halfway.append(learner_digest(algorithm))
+            begun.set()
+            assert synced.wait(PATIENCE)
+            with torch.no_grad():
+                first.sub_(1.0)
+            return own_update(**options)
+
+        def sync_weights(**options: Any) -> None:
+            assert begun.wait(PATIENCE)
+            own_sync(**options)
+            synced.set()
+
+        begun, halfway = threading.Event(), []
+        algorithm.learner_group.update, group.sync_weights = update, sync_weights
+        algorithm.train()
+        del algorithm.learner_group.update
+        group.sync_weights = own_sync
+        registry = RLlibUpdater.of(algorithm)[MODULE].registry
+        assert halfway[0] not in {version.digest for version in registry.versions()}
+        assert registry.head().number == 3
+        (actor,) = group._worker_manager.actors().values()
+        held = ray.get(actor.__ray_call__.remote(functools.partial(digest, MODULE)), timeout=PATIENCE)
+        assert held == registry.head().digest
     finally:
         algorithm.stop()
 

@@ -38,6 +38,7 @@ from tests.updater.rllib_parts import (
     runner_fingerprints,
     two_agents,
 )
+from weightledger.registry.errors import InvalidWeightsError
 from weightledger.updater.rllib import LedgerCallback, RLlibUpdater
 
 pytestmark = [
@@ -223,6 +224,26 @@ def test_env_runners_without_a_module_are_not_steered_for_it(tmp_path: Path) -> 
         algorithm.add_module("spare", spec, add_to_learners=False)
         assert len(updater["spare"].places) == 2
         assert in_step(algorithm, "main", "opponent", "spare")
+    finally:
+        algorithm.stop()
+
+
+def test_a_version_that_the_learner_would_take_in_part_is_refused_before_anything_is_changed(
+    tmp_path: Path,
+) -> None:
+    algorithm = steered(config(0), tmp_path)
+    try:
+        for _ in range(2):
+            algorithm.train()
+        updater = RLlibUpdater.of(algorithm)
+        module = algorithm.learner_group._learner.module[MODULE]
+        module.vf = torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.Tanh())
+        before = learner_fingerprint(algorithm, whole=True)
+        with pytest.raises(InvalidWeightsError, match=r"'vf\.0\.weight' is missing.*"):
+            updater.rollback()
+        assert updater[MODULE].registry.head().number == 3
+        assert learner_fingerprint(algorithm, whole=True) == before
+        assert in_step(algorithm)
     finally:
         algorithm.stop()
 
