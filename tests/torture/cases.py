@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from alembic import command
 from torch import Tensor, nn
 
 from tests.torture import shim
 from tests.torture.story import Story
 from weightledger.registry import Registry
+from weightledger.registry.log import schema
+from weightledger.registry.log.engine import close_engine, open_engine, rebuilding
 from weightledger.registry.store.publishing import INLINE_BYTES
 from weightledger.updater.testing import FakeWorkers
 
@@ -108,11 +111,11 @@ def close(registry: Registry, story: Story) -> None:
     story.call("close", registry.close)
 
 
-def with_versions(count: int) -> Callable[[Path, Story], None]:
+def with_versions(count: int, size: int = SMALL) -> Callable[[Path, Story], None]:
     def make(root: Path, story: Story) -> None:
         registry = opened(root, story)
         for value in range(1, count + 1):
-            publish(registry, story, value)
+            publish(registry, story, value, size)
         close(registry, story)
 
     return make
@@ -238,16 +241,26 @@ def export(root: Path, story: Story) -> None:
     close(registry, story)
 
 
+def older(root: Path, story: Story) -> None:
+    """Make a registry, and take it down to the first schema."""
+    many_with_names(root, story)
+    engine = open_engine(place(root) / "registry.db")
+    with rebuilding(engine) as conn:
+        command.downgrade(schema.alembic_config(conn), "0001")
+    close_engine(engine)
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("first publish", publish_small, nothing),
         Scenario("publish", publish_small, with_versions(2)),
-        Scenario("big publish", publish_big, with_versions(1)),
+        Scenario("big publish", publish_big, with_versions(1, BIG)),
         Scenario("equal publish", publish_equal, with_versions(2)),
         Scenario("rollback", roll_back, with_versions(3)),
         Scenario("prune", prune, many_with_names),
         Scenario("names", name, many_with_names),
+        Scenario("migration", publish_small, older),
         Scenario("update", update, nothing),
         Scenario("export", export, with_versions(2)),
     )

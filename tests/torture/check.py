@@ -175,7 +175,7 @@ def _go_on(verdict: Verdict, registry: Registry) -> None:
     """Publish, load and prune as if nothing had been."""
     before = [version.number for version in registry.versions()]
     taken = [*before, *_numbers_between(registry, before)]
-    made = registry.publish(Policy(AFTERWARDS))
+    made = registry.publish(Policy(AFTERWARDS), restructure=True)
     if made.number != max(taken, default=0) + 1:
         verdict.problems.append(f"after {taken} the next number is {made.number}")
     if value_of(registry.load()) != AFTERWARDS or registry.head() != made:
