@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import operator
 import sys
+from os import PathLike, fspath
+from os.path import abspath
+from pathlib import Path
 from typing import Any, Final
 
-from weightledger.registry.errors import InvalidWeightsError
+from weightledger.registry.errors import InvalidWeightsError, StorageError
 from weightledger.registry.values import surrogate
 
 MOST: Final = 2**63 - 1
@@ -131,6 +134,28 @@ def sought(what: str, value: object) -> str:
             f"{what} must be text, found {shown(value)}, which has a lone surrogate and is no UTF-8"
         )
     return value
+
+
+def path(what: str, value: object) -> Path:
+    """Return a path of the file system, absolute; `~` is somebody's home.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: No file can be called like this, or there is no such home.
+        StorageError: It is relative, and the working directory is gone.
+    """
+    if not isinstance(value, (str, PathLike)) or not isinstance(found := fspath(value), str):
+        raise TypeError(f"{what} must be a path, found {shown(value)}")
+    if not found or "\0" in found:
+        raise ValueError(f"{what} must be a path, found {shown(found)}")
+    try:
+        return Path(abspath(Path(found).expanduser()))
+    except RuntimeError as error:
+        raise ValueError(f"{what} must be a path, found {shown(found)}: {error}") from None
+    except OSError as error:
+        raise StorageError(
+            f"{what} {found!r} is relative, but there is no working directory: {error.strerror}. Give an absolute path."
+        ) from error
 
 
 def shown(value: object) -> str:

@@ -98,8 +98,7 @@ class Registry:
             CorruptionError: the database file is damaged, is no database, or is gone while its snapshots are there.
         """
         arguments.name("policy", policy)
-        check_folder(location)
-        folder = Path(os.path.abspath(Path(location).expanduser()))
+        folder = check_folder(location)
         # The engine is made after its folder: made before, it would take itself for one that cannot write.
         uuid = schema.ensure(folder / "registry.db", create=create, migrate=migrate)
         engine = open_engine(folder / "registry.db")
@@ -345,7 +344,7 @@ class Registry:
         """
         from weightledger.registry.weights.payload import write_plain
 
-        target = Path(os.path.abspath(Path(path).expanduser()))
+        target = arguments.path("path", path)
         self._check_not_own(target)
         files.check_replaceable(target)  # before a large file is read for nothing
         write_plain(self.payload(ref), target)
@@ -458,9 +457,10 @@ class Registry:
             steering.unpin(self.ledger, conn, worker, literal=literal)
 
     def pins(self) -> list[Pin]:
-        """Return all pins, oldest first."""
+        """Return all pins, oldest first; a damaged one is marked."""
         with self.ledger.reading() as conn:
-            return self.ledger.pins(conn)
+            policy = self.ledger.find_policy(conn)
+            return [] if policy is None else audit.listed_pins(conn, policy)
 
     def target(self, worker: str) -> Version:
         """Return the version that a worker should hold: its pin, else the head.
@@ -727,17 +727,20 @@ def _reopen(kind: type[Registry], location: str, policy: str) -> Registry:
     return kind.open(location, policy=policy, create=False)
 
 
-def check_folder(location: object) -> None:
-    """Refuse what would be taken for a folder of a strange name.
+def check_folder(location: object) -> Path:
+    """Return the absolute path of a registry's folder; refuse what would be taken for one of a strange name.
 
     Raises:
-        ValueError: it is a URL, or empty.
+        TypeError: it is no path.
+        ValueError: it is a URL, or no file can be called like this.
+        StorageError: it is relative, and the working directory is gone.
     """
-    if isinstance(location, str) and (not location or "://" in location):
+    if isinstance(location, str) and "://" in location:
         raise ValueError(
             f"expected the path of a folder as a registry's location, found {location!r}; "
             "databases and object stores with a URL are not supported yet"
         )
+    return arguments.path("a registry's location", location)
 
 
 def _check_aware(name: str, moment: datetime | None) -> None:

@@ -142,7 +142,13 @@ def check_replaceable(target: Path) -> os.stat_result | None:
         StorageError: It is no regular file, or nobody can look.
     """
     with refusals(f"{target} is not written over", "Remove it, or choose another path."):
-        return regular_stat(target)
+        found = regular_stat(target)
+        has_folder = found is not None or target.parent.is_dir()
+    if not has_folder:
+        raise StorageError(
+            f"{target} cannot be written: there is no folder {target.parent}. Make it, or choose another"
+        )
+    return found
 
 
 @contextmanager

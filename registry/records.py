@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-VersionState: TypeAlias = Literal["writing", "stored", "pruned", "lost"]
+VersionState: TypeAlias = Literal["writing", "stored", "pruned", "lost", "damaged"]
 HoldingState: TypeAlias = Literal["held", "pending", "unknown", "ended"]
 WorkerState: TypeAlias = Literal["confirmed", "unknown", "gone"]
-FaultKind: TypeAlias = Literal["missing", "truncated", "corrupt", "stray"]
+FaultKind: TypeAlias = Literal["missing", "truncated", "corrupt", "stray", "damaged"]
 
 
 def plain(value: Any) -> Any:
@@ -115,17 +115,20 @@ class Version(Record):
     stored: bool
     """Whether the weights can be loaded now."""
     state: VersionState
-    """`writing`: its writer is at work; `lost`: its writer died half-way; `pruned`: only the row is left."""
+    """`writing`: its writer is at work; `lost`: its writer died half-way; `pruned`: only the row is left;
+    `damaged`: not even that can be read. Only listings have such a one; a call for it raises."""
     nonfinite: tuple[str, ...]
     """Names of the tensors that hold NaN or infinity."""
     has_extra: bool = False
     """Whether optimizer or other state was stored with it (`load_extra`)."""
     dtypes: str | None = None
     """How many tensors have which dtype: `"float32"`, `"3 int64, 12 float32"`; None when an older library wrote it."""
+    damage: str = ""
+    """What of its row cannot be read, which is None here then; empty in a sound record."""
 
     def __repr__(self) -> str:
         what = f" restores v{self.restores}" if self.restores is not None else ""
-        return f"<Version {self.policy} v{self.number}{what} {self.state} {self.digest[:19]}>"
+        return f"<Version {self.policy} v{self.number}{what} {self.state} {(self.digest or '?')[:19]}>"
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,8 @@ class Holding(Record):
     watched the worker is gone; `ended`."""
     same_content_as: int | None = None
     """Set when a search for this version found the holding by its equal content under another number."""
+    damage: str = ""
+    """What of its row cannot be read, which is None here then; empty in a sound record."""
 
     def __repr__(self) -> str:
         ended = self.state if self.ended_how is None else self.ended_how
@@ -193,6 +198,8 @@ class WorkerStatus(Record):
     run: str
     detail: str
     """Why the state is what it is, in words."""
+    damage: str = ""
+    """What of its row cannot be read, which is None here then; empty in a sound record."""
 
     def __repr__(self) -> str:
         pending = "" if self.pending is None else f", v{self.pending} pending"
@@ -216,6 +223,8 @@ class Pin(Record):
     run: str
     literal: bool = False
     """Whether `worker` is one worker's name and no glob, whatever characters it has."""
+    damage: str = ""
+    """What of its row cannot be read, which is None here then; empty in a sound record."""
 
     def __repr__(self) -> str:
         via = "" if self.ref == self.version else f" by alias {self.ref!r}"
@@ -238,6 +247,8 @@ class Event(Record):
     worker: str | None
     reason: str
     details: Mapping[str, Any] = field(hash=False)
+    damage: str = ""
+    """What of its row cannot be read, which is None here then; empty in a sound record."""
 
     def __repr__(self) -> str:
         about = [
@@ -245,12 +256,12 @@ class Event(Record):
             *([] if self.worker is None else [self.worker]),
         ]
         reason = f": {self.reason}" if self.reason else ""
-        return f"<Event {self.id} {' '.join([self.kind, *about])} by {self.user}{reason}>"
+        return f"<Event {self.id} {' '.join([str(self.kind), *about])} by {self.user}{reason}>"
 
 
 @dataclass(frozen=True)
 class Fault(Record):
-    """Something that `verify` found wrong with a stored file."""
+    """Something that `verify` found wrong with a stored file, or with a row of the record (`damaged`)."""
 
     kind: FaultKind
     path: str

@@ -200,17 +200,16 @@ class Serving:
         structure: dict[str, Any],
         spread: _Aside | None,
     ) -> ServerWeights:
-        sent, hashes = digest, None
+        sent = digest
         if self._up.maps_weights:
             weights = codec.rebuild(structure, payload.tensors(), payload.values)
             # Packed whatever it returns: it may have written into what it was given.
             content = codec.flatten(self._up._maybe_map_weights(weights), where="mapped weights")
             payload = Packer().pack(content, policy=self._ledger.policy, step=None)
             payload.hash()
-            structure, sent, hashes = content.structure, payload.digest, payload.hashes
+            structure, sent = content.structure, payload.digest
         handle = self._up._distribute(payload) if spread is None else spread.result()
-        nbytes = payload.buffer.nbytes
-        return ServerWeights(number, digest, sent, nonfinite, nbytes, handle, structure, hashes=hashes)
+        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
 
     # ------------------------------------------------------------------ the publication's way
 

@@ -36,9 +36,8 @@ def status(call: Call, show_all: AllOption = False) -> Answer:
     A worker that nobody has heard of since its updater died is 'unknown', not assumed to be where it was.
     """
     with call.reading() as registry:
-        newest = registry.versions(1)
-        head = newest[0] if newest else None
-        marks = _marks(registry)
+        head = _head(registry)
+        marks, missing = _marks(registry)
         workers = registry.workers()
         user = "" if head is None else _users(registry, [head]).get(head.number, "")
         data = {
@@ -55,6 +54,7 @@ def status(call: Call, show_all: AllOption = False) -> Answer:
         lambda: render_workers.status(
             head, workers, marks, policy=call.policy, user=user, now=_now(), show_all=show_all
         ),
+        missing=missing,
     )
 
 
@@ -71,8 +71,8 @@ def log(call: Call, limit: LimitOption = None, show_all: AllOption = False) -> A
         versions = versions[1:] if older else versions
         if call.as_json:
             return Answer(versions, list)
-        marks, users = _marks(registry), _users(registry, versions)
-    return Answer(versions, lambda: render.log(versions, marks, users, older=older))
+        (marks, missing), users = _marks(registry), _users(registry, versions)
+    return Answer(versions, lambda: render.log(versions, marks, users, older=older), missing=missing)
 
 
 @command
@@ -80,7 +80,7 @@ def show(call: Call, ref: RefArgument = "head") -> Answer:
     """Show everything known of one version."""
     with call.reading() as registry:
         found = registry.get(ref)
-        marks = _marks(registry)
+        marks, missing = _marks(registry)
         staleness = registry.staleness(found) if found.state in ("stored", "pruned") else None
         held = [row for row in registry.holdings() if row.state == "held"]
         holders = [row.worker for row in held if row.digest == found.digest]
@@ -96,6 +96,7 @@ def show(call: Call, ref: RefArgument = "head") -> Answer:
     return Answer(
         data,
         lambda: render.version(found, marks, staleness=staleness, holders=holders, user=user, now=_now()),
+        missing=missing,
     )
 
 
@@ -214,14 +215,25 @@ def best(
     return Answer(found, lambda: [Line(terminal.joined(facts, ("  ", "")))])
 
 
-def _marks(registry: Registry) -> render.Marks:
+def _head(registry: Registry) -> Version | None:
+    """Return the head, marked if it is damaged."""
     newest = registry.versions(1)
-    return render.Marks(newest[0].number if newest else None, registry.aliases(), registry.pins())
+    return newest[0] if newest else None
+
+
+def _marks(registry: Registry) -> tuple[render.Marks, list[str]]:
+    """Return what points at versions, and what of that is damaged."""
+    head = _head(registry)
+    number = None if head is None else head.number
+    with registry.ledger.reading() as conn:
+        aliases, missing = registry.ledger.listed_aliases(conn)
+    pins = registry.pins()
+    return render.Marks(number, aliases, pins), [*missing, *(pin.damage for pin in pins if pin.damage)]
 
 
 def _users(registry: Registry, versions: list[Version]) -> dict[int, str]:
     """Return who wrote these versions, as the journal has it."""
-    if len(versions) == 1:
+    if len(versions) == 1 and not versions[0].damage:
         lines = registry.events(version=versions[0].number)
     else:
         lines = [

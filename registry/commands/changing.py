@@ -15,6 +15,7 @@ from weightledger.registry.commands.dispatch import Answer, Call, RefArgument, a
 from weightledger.registry.commands.terminal import Line, words
 from weightledger.registry.commands.wording import pin_target, size, version_name
 from weightledger.registry.errors import InvalidWeightsError, NotFoundError, SchemaError, StorageError
+from weightledger.registry.values import surrogate
 
 LiteralOption = Annotated[
     bool,
@@ -154,9 +155,10 @@ def publish(
     """
     metrics = options.parse_metrics(metric or [], "--metric")
     details = options.parse_metadata(metadata or [], "--metadata")
-    # Read first: a file that is none must not leave an empty registry behind.
+    # Everything that can be refused is looked at first: it must not leave an empty registry behind.
     weights = _read_safetensors(file)
-    with call.publishing() as registry:
+    _check_publishable(weights, step, metrics, details, message)
+    with call.writing() if parent else call.publishing() as registry:
         made = registry.publish(
             weights,
             step=step,
@@ -180,7 +182,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> Answer:
     """Write a version as a plain safetensors file."""
-    if path.exists() and not (force and path.is_file()):
+    if _is_there(path) and not (force and path.is_file()):
         what = "is a folder: name a file in it" if path.is_dir() else "exists: pass --force to replace it"
         raise StorageError(f"cannot export to {str(path)!r}: it {what}")
     with call.reading() as registry:
@@ -262,14 +264,36 @@ def upgrade(call: Call) -> Answer:
     return Answer({"registry": str(location), "upgraded": done}, lambda: [Line(words(f"{location} {said}."))])
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # nobody can look: the library says what is in the way
+
+
+def _check_publishable(
+    weights: dict[str, Any],
+    step: int | None,
+    metrics: dict[str, float],
+    metadata: dict[str, Any],
+    message: str,
+) -> None:
+    from weightledger.registry.store.publishing import check_words
+    from weightledger.registry.weights import codec
+
+    check_words(step, metrics, metadata, message)
+    codec.flatten(weights)
+
+
 def _read_safetensors(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise NotFoundError(f"cannot publish {str(file)!r}: there is no such file")
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load, load_file
 
     try:
-        return load_file(file)
+        # A name that is no UTF-8 is one that only Python can open.
+        return load(file.read_bytes()) if surrogate(str(file)) else load_file(file)
     except SafetensorError as error:
         raise InvalidWeightsError(
             f"cannot publish {str(file)!r}: expected a safetensors file; it is another kind of file, or damaged"

@@ -2,7 +2,9 @@
 
 Rules
 - Reading opens a registry as it is, writing may migrate it, only publishing makes one.
-- What the library refuses is one line on stderr and its causes, exit code 1; what cannot be read is exit code 2.
+- What the library refuses is one line on stderr and its causes, exit code 1; an argument that cannot be read is exit
+  code 2. Nobody is shown how the code came there: `WEIGHTLEDGER_TRACEBACK=1` does, for those who mend it.
+- What a damaged row left out of an answer is told on stderr, exit code 1; the rest is answered.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Concatenate, ParamSpec
@@ -22,7 +25,10 @@ from weightledger.registry.commands import terminal
 from weightledger.registry.commands.terminal import Block
 from weightledger.registry.core import Registry, check_folder
 from weightledger.registry.errors import NotFoundError, WeightLedgerError
-from weightledger.registry.records import plain
+from weightledger.registry.log.engine import CONFUSED
+from weightledger.registry.records import Record, plain
+
+_NAMED = 3  # so many damaged rows are named on stderr
 
 P = ParamSpec("P")
 
@@ -49,6 +55,8 @@ class Answer:
     data: Any
     page: Callable[[], list[Block]]
     exit_code: int = 0
+    missing: Sequence[str] = ()
+    """What could not be read, beside the records that say so themselves."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,11 @@ class Call:
             return Registry.open(self.location, policy=self.policy, create=create, migrate=migrate)
 
     def _check_policy(self, registry: Registry) -> None:
+        with registry.ledger.reading() as conn:
+            if registry.ledger.find_policy(conn) is not None:
+                return
         known = registry.policies()
-        if known and self.policy not in known:
+        if known:
             raise NotFoundError(
                 f"no policy {self.policy!r} in the registry {str(registry.location)!r}: "
                 f"policies are: {', '.join(known)}; choose one with --policy"
@@ -124,19 +135,18 @@ def command(function: Callable[Concatenate[Call, P], Answer]) -> Callable[..., N
             warnings.showwarning = _show_warning
             # Said once each time, whatever the environment makes of warnings.
             warnings.simplefilter("always", UserWarning)
-            try:
+            with _refusals(ctx):
                 answer = function(call, **own)  # type: ignore[call-arg]
-            except typer.BadParameter as error:
-                error.ctx = error.ctx or ctx
-                raise
-            except (WeightLedgerError, OSError) as error:
-                _show_error(error)
-                raise typer.Exit(1) from error
+                text = json.dumps(plain(answer.data), indent=2, allow_nan=False) if call.as_json else ""
+                page = [] if call.as_json else answer.page()
+                damaged = [*answer.missing, *_damaged(answer.data)]
         if call.as_json:
-            typer.echo(json.dumps(plain(answer.data), indent=2, allow_nan=False))
+            terminal.write(text)
         else:
-            terminal.show(answer.page())
-        raise typer.Exit(answer.exit_code)
+            terminal.show(page)
+        if damaged:
+            _show_damage(damaged)
+        raise typer.Exit(1 if damaged else answer.exit_code)
 
     # Shown to Typer as one function with both kinds of options, so that they work after the command's name too.
     shared = list(inspect.signature(run, eval_str=True).parameters.values())[:-1]
@@ -159,19 +169,68 @@ def accepting(option: str) -> Iterator[None]:
         raise typer.BadParameter(f"{error}.", param_hint=option) from error
 
 
-def _show_error(error: BaseException) -> None:
+@contextmanager
+def _refusals(ctx: typer.Context) -> Iterator[None]:
+    """Say what is refused, and end with the exit code for it."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.ctx = error.ctx or ctx
+        raise
+    except (WeightLedgerError, OSError) as error:
+        _show_error(error)
+        raise typer.Exit(1) from error
+    except Exception as error:
+        if isinstance(error, ValueError) and type(error) is ValueError:
+            raise typer.BadParameter(f"{error}.", ctx=ctx) from error
+        if os.environ.get("WEIGHTLEDGER_TRACEBACK"):
+            raise
+        _show_error(
+            error, what=f"this is a fault of weightledger, please report it: {type(error).__name__}: {error}"
+        )
+        raise typer.Exit(1) from error
+
+
+def _damaged(data: Any) -> Iterator[str]:
+    """Yield what is damaged of the records in an answer."""
+    if isinstance(data, Record):
+        if damage := getattr(data, "damage", ""):
+            yield damage
+    elif isinstance(data, Mapping):
+        for item in data.values():
+            yield from _damaged(item)
+    elif isinstance(data, (list, tuple)):
+        for item in data:
+            yield from _damaged(item)
+
+
+def _show_damage(damaged: Sequence[str]) -> None:
+    named = list(dict.fromkeys(damaged))
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    terminal.complain(
+        f"error: the record is damaged, and not all of the answer could be read: {'; '.join(named[:_NAMED])}{more}. "
+        "`weightledger verify` lists every damaged row."
+    )
+
+
+def _show_error(error: BaseException, what: str = "") -> None:
     said = ""
     cause: BaseException | None = error
     while cause is not None:
-        text = terminal.printable(str(cause) or type(cause).__name__)
-        # A cause that the error quotes already would be said twice.
-        if text not in said:
-            typer.echo(f"{'  caused by' if said else 'error'}: {text}", err=True)
+        text = what if what and cause is error else str(cause) or type(cause).__name__
+        # A cause that the error quotes already would be said twice; one of code that met damage says nothing to people.
+        quoted = (cause.strerror if isinstance(cause, OSError) else None) or text
+        if cause is error or not (quoted in said or _is_confusion(cause)):
+            terminal.complain(f"{'  caused by' if said else 'error'}: {text}")
             said += text
         for note in getattr(cause, "__notes__", ()):
-            typer.echo(f"  note: {terminal.printable(note)}", err=True)
+            terminal.complain(f"  note: {note}")
         cause = cause.__cause__
 
 
+def _is_confusion(cause: BaseException) -> bool:
+    return isinstance(cause, CONFUSED) and not isinstance(cause, WeightLedgerError)
+
+
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    typer.echo(f"warning: {terminal.printable(str(message))}", err=True)
+    terminal.complain(f"warning: {message}")

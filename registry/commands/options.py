@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import typer
 
+from weightledger.registry.arguments import MOST
+
 KeepBest = tuple[str, int, Literal["min", "max"]]
 
 TIME_HELP = (
@@ -106,7 +108,9 @@ def parse_keep_best(text: str, option: str) -> KeepBest:
             f"expected METRIC:N or METRIC:N:min with N of at least 1 (reward:3, loss:3:min), found {text!r}.",
             param_hint=option,
         )
-    return rule["metric"], int(rule["count"]), "min" if rule["mode"] == "min" else "max"
+    # More than there can be are as many as there can be, and Python refuses to read thousands of digits.
+    count = int(rule["count"]) if len(rule["count"]) < 19 else MOST
+    return rule["metric"], count, "min" if rule["mode"] == "min" else "max"
 
 
 def _iso(text: str, today: date) -> datetime | None:
@@ -124,7 +128,7 @@ def _iso(text: str, today: date) -> datetime | None:
 def _json_or_text(value: str) -> Any:
     try:
         return json.loads(value, parse_constant=_not_json)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

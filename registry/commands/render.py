@@ -26,6 +26,7 @@ from weightledger.registry.commands.terminal import (
     words,
 )
 from weightledger.registry.commands.wording import (
+    UNKNOWN,
     age,
     figure,
     moment,
@@ -51,7 +52,7 @@ class Marks:
 
     def of(self, number: int) -> Cell:
         """Return the marks of one version, as a list."""
-        pinned = [pin.worker for pin in self.pins if pin.version == number]
+        pinned = [pin.worker or UNKNOWN for pin in self.pins if pin.version == number]
         marks = [words(("head", "good"))] if number == self.head else []
         marks += [words((name, "alias")) for name, found in self.aliases.items() if found == number]
         marks += [words((f"pin {some(pinned, 2)}", "pin"))] if pinned else []
@@ -69,7 +70,9 @@ def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, 
     """
     if not versions:
         return [Line(words("No versions yet."))]
-    newest_first = list(reversed(versions))
+    newest_first = [found for found in reversed(versions) if _has_place(found)]
+    if not newest_first:
+        return _unplaced(versions)
     drawn = graph.draw([(found.number, found.parent, found.stored) for found in newest_first])
     rows = list(zip(newest_first, drawn, strict=True))
     edge = max(len(row.lanes) for row in drawn)
@@ -98,9 +101,23 @@ def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, 
     legend = [text for text, used in _legend(rows) if used]
     if legend:
         blocks.append(Line(words((", ".join(legend), "dim"))))
+    blocks += _unplaced(versions)
     if older:
         blocks.append(Line(words(("Older versions: -n N or --all.", "dim"))))
     return blocks
+
+
+def _has_place(found: Version) -> bool:
+    """Tell whether a version can be drawn: a damaged one may not tell where it belongs."""
+    return found.number is not None and (found.parent is None or found.parent < found.number)
+
+
+def _unplaced(versions: Sequence[Version]) -> list[Block]:
+    return [
+        Line(words((f"{version_name(found.number)} damaged: ", "bad"), found.damage))
+        for found in versions
+        if not _has_place(found)
+    ]
 
 
 def version(
@@ -255,7 +272,7 @@ def _legend(rows: Sequence[tuple[Version, graph.GraphRow]]) -> list[tuple[str, b
     return [
         ("● lineage of the head", any(not row.on_lineage for _, row in rows)),
         ("○ abandoned", any(found.stored and not row.on_lineage for found, row in rows)),
-        ("· pruned", any(not found.stored for found, _ in rows)),
+        ("· pruned", any(not found.stored and not found.damage for found, _ in rows)),
     ]
 
 
@@ -274,14 +291,16 @@ def _metric_columns(versions: Sequence[Version]) -> list[Column]:
 
 
 def _what(found: Version, row: graph.GraphRow, marks: Marks, tone: Style) -> Cell:
-    lines = found.message.splitlines()
+    lines = (found.message or "").splitlines()
     phrases: list[Cell] = []
+    if found.damage:
+        phrases.append(words(("damaged: ", "bad"), found.damage))
     if found.restores is not None:
         phrases.append(words((f"⤺ restores v{found.restores}", "restore")))
     elif row.named_parent is not None:
         phrases.append(words((f"from v{row.named_parent}", "dim")))
     notes = [marks.of(found.number)]
-    notes += [words(("pruned", "dim"))] if not found.stored else []
+    notes += [words(("pruned", "dim"))] if not found.stored and not found.damage else []
     notes += [words(("not finite", "bad"))] if found.nonfinite else []
     noted = joined(notes, (", ", "dim"))
     if noted:

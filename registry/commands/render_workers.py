@@ -12,6 +12,7 @@ from datetime import datetime
 from weightledger.registry.commands.render import METRIC_COLUMNS, Marks
 from weightledger.registry.commands.terminal import Block, Cell, Column, Line, Style, Table, joined, words
 from weightledger.registry.commands.wording import (
+    UNKNOWN,
     age,
     figure,
     moment,
@@ -60,7 +61,7 @@ def status(
         names = (f"{name} → {version_name(found)}" for name, found in marks.aliases.items())
         blocks.append(Line(words(("aliases  ", "dim"), some(list(names), NAMES_SHOWN))))
     if marks.pins:
-        pins = [f"{pin.worker} → {pin_target(pin)}" for pin in marks.pins]
+        pins = [f"{pin.worker or UNKNOWN} → {pin_target(pin)}" for pin in marks.pins]
         blocks.append(Line(words(("pins     ", "dim"), some(pins, NAMES_SHOWN))))
     if not workers:
         return [
@@ -124,7 +125,7 @@ def holdings(
         older: Whether older ones were left out.
         in_flight: Pushes that had left at the moment asked about and were not confirmed yet.
     """
-    on_the_way = [f"{version_name(row.version)} to {row.worker}" for row in in_flight]
+    on_the_way = [f"{version_name(row.version)} to {row.worker or UNKNOWN}" for row in in_flight]
     notes = (
         [Line(words(("On its way then, and perhaps there: ", "warn"), some(on_the_way, 10)))]
         if in_flight
@@ -136,7 +137,7 @@ def holdings(
         Line(title),
         Table(
             [
-                Column("worker", [words(row.worker) for row in found]),
+                Column("worker", [words(row.worker or UNKNOWN) for row in found]),
                 Column("version", [_held_version(row) for row in found]),
                 Column(
                     zoned("pushed", [row.pushed_at for row in found]),
@@ -146,9 +147,9 @@ def holdings(
                 Column("held for", [_held_for(row, now) for row in found], rank=2, right=True),
                 Column("state", [_holding_state(row) for row in found]),
                 Column("weights", [_received(row) for row in found], rank=3),
-                Column("order", [words((str(row.order), "dim")) for row in found], rank=6, right=True),
+                Column("order", [words((_text(row.order), "dim")) for row in found], rank=6, right=True),
                 Column("life", [words(((row.incarnation or "")[:8], "dim")) for row in found], rank=5),
-                Column("run", [words((row.run[:8], "dim")) for row in found], rank=4),
+                Column("run", [words(((row.run or UNKNOWN)[:8], "dim")) for row in found], rank=4),
             ]
         ),
     ]
@@ -169,14 +170,16 @@ def events(found: Sequence[Event], *, older: bool) -> list[Block]:
                     zoned("when", [row.at for row in found]),
                     [words((moment(row.at), "dim")) for row in found],
                 ),
-                Column("event", [words((row.kind, _EVENT_STYLES.get(row.kind, ""))) for row in found]),
+                Column(
+                    "event", [words((row.kind or UNKNOWN, _EVENT_STYLES.get(row.kind, ""))) for row in found]
+                ),
                 Column(
                     "version",
                     [words(version_name(row.version) if row.version is not None else "") for row in found],
                 ),
                 Column("worker", [words(row.worker or "") for row in found], rank=1),
-                Column("by", [words((row.user, "dim")) for row in found], rank=3),
-                Column("run", [words((row.run[:8], "dim")) for row in found], rank=4),
+                Column("by", [words((row.user or UNKNOWN, "dim")) for row in found], rank=3),
+                Column("run", [words(((row.run or UNKNOWN)[:8], "dim")) for row in found], rank=4),
                 Column("what", [_event_words(row) for row in found], stretch="cut"),
             ]
         )
@@ -193,14 +196,14 @@ def pins(found: Sequence[Pin]) -> list[Block]:
     return [
         Table(
             [
-                Column("worker", [words((pin.worker, "pin")) for pin in found]),
+                Column("worker", [words((pin.worker or UNKNOWN, "pin")) for pin in found]),
                 Column("version", [words(pin_target(pin)) for pin in found]),
                 Column(
                     zoned("since", [pin.created_at for pin in found]),
                     [words((moment(pin.created_at), "dim")) for pin in found],
                     rank=1,
                 ),
-                Column("reason", [words(pin.reason) for pin in found], stretch="wrap"),
+                Column("reason", [_reason(pin) for pin in found], stretch="wrap"),
             ]
         )
     ]
@@ -211,8 +214,10 @@ def _headline(head: Version | None, policy: str, user: str, now: datetime) -> Ce
         return words(("policy ", "dim"), (policy, "title"), ": no versions yet")
     facts = [
         words(("policy ", "dim"), (policy, "title")),
-        words(("head ", "dim"), (version_name(head.number), "good")),
+        words(("head ", "dim"), (version_name(head.number), "bad" if head.damage else "good")),
     ]
+    if head.damage:
+        return joined([*facts, words(("damaged: ", "bad"), head.damage)], ("  ", ""))
     if head.restores is not None:
         facts.append(words((f"⤺ restores v{head.restores}", "restore")))
     if head.step is not None:
@@ -230,7 +235,7 @@ def _headline(head: Version | None, policy: str, user: str, now: datetime) -> Ce
 def _worker_table(workers: Sequence[WorkerStatus], now: datetime) -> Table:
     return Table(
         [
-            Column("worker", [words(row.name) for row in workers]),
+            Column("worker", [words(row.name or UNKNOWN) for row in workers]),
             Column("holds", [_holds(row) for row in workers]),
             Column("target", [_version(row.target) for row in workers]),
             Column("behind", [_behind(row) for row in workers], right=True),
@@ -246,7 +251,7 @@ def _reasons(workers: Sequence[WorkerStatus]) -> list[Line]:
     named: dict[str, list[str]] = {}
     for row in workers:
         if row.detail and row.state != "confirmed":
-            named.setdefault(row.detail, []).append(row.name)
+            named.setdefault(row.detail, []).append(row.name or UNKNOWN)
     return [Line(words(f"{some(names, 3)}: ", (detail, "dim"))) for detail, names in named.items()]
 
 
@@ -278,12 +283,16 @@ def _held_version(row: Holding) -> Cell:
 
 
 def _confirmed(row: Holding) -> Cell:
+    if row.damage:
+        return words((UNKNOWN, "warn"))
     if row.confirmed_at is not None:
         return words((f"+{span((row.confirmed_at - row.pushed_at).total_seconds())}", "dim"))
     return words(("not yet" if row.ended_at is None else "never", "warn"))
 
 
 def _held_for(row: Holding, now: datetime) -> Cell:
+    if row.damage:
+        return words((UNKNOWN, "warn"))
     if row.confirmed_at is None:
         return words("–")
     if row.ended_at is None and row.state != "held":
@@ -294,6 +303,8 @@ def _held_for(row: Holding, now: datetime) -> Cell:
 
 
 def _holding_state(row: Holding) -> Cell:
+    if row.damage:
+        return words(("damaged", "bad"))
     if row.state == "ended":
         return words((row.ended_how or "ended", "dim"))
     return words((row.state, "good" if row.state == "held" else "warn"))
@@ -303,6 +314,16 @@ def _received(row: Holding) -> Cell:
     return words(("mapped or cast", "warn") if row.sent_digest != row.digest else "")
 
 
+def _reason(pin: Pin) -> Cell:
+    return words(("damaged: ", "bad"), pin.damage) if pin.damage else words(pin.reason)
+
+
+def _text(value: object) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
 def _event_words(row: Event) -> Cell:
+    if row.damage:
+        return words(("damaged: ", "bad"), row.damage)
     details = ", ".join(f"{name} {value}" for name, value in row.details.items() if value is not None)
     return words(row.reason, " " if row.reason else "", (f"({details})" if details else "", "dim"))

@@ -12,12 +12,15 @@ Rules
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,11 +95,31 @@ def joined(cells: Iterable[Cell], gap: Span) -> Cell:
     return tuple(spans)
 
 
+def write(text: str) -> None:
+    """Print ASCII text on the standard output.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    out = _output()
+    out.write(f"{text}\n")
+    out.flush()
+
+
+def complain(text: str) -> None:
+    """Print a line on the standard error; where there is none, nobody is told."""
+    typer.echo(printable(text), err=True)
+
+
 def show(blocks: Iterable[Block]) -> None:
-    """Print the blocks on the standard output."""
+    """Print the blocks on the standard output.
+
+    Raises:
+        OSError: They could not be written.
+    """
     from rich.console import Console
 
-    out = sys.stdout
+    out = _output()
     speaks_unicode = _can_encode(_SYMBOLS, out.encoding)
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")
@@ -141,6 +164,13 @@ def printable(text: str) -> str:
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def _output() -> TextIO:
+    if sys.stdout is None:
+        # Closed by the caller (`>&-`): what is decided stands, but nobody hears the answer.
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return sys.stdout
 
 
 @dataclass

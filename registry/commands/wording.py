@@ -1,6 +1,7 @@
 """Put versions, times, sizes and lists into words for people.
 
-Times are shown in the local zone without naming it, in a form that the command line's own options read back.
+Times are shown in the local zone without naming it, in a form that the command line's own options read back. What is
+not known, as in a damaged row, is `?`.
 """
 
 import re
@@ -12,29 +13,41 @@ from weightledger.registry.records import Pin
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
-def version_name(number: int) -> str:
+UNKNOWN = "?"
+
+
+def version_name(number: int | None) -> str:
     """Return how a version is written: `v12`."""
-    return f"v{number}"
+    return UNKNOWN if number is None else f"v{number}"
 
 
-def moment(time: datetime) -> str:
+def moment(time: datetime | None) -> str:
     """Return a time in the local zone, to the second."""
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return UNKNOWN if time is None else _local(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def precise(time: datetime) -> str:
+def precise(time: datetime | None) -> str:
     """Return a time in the local zone, to the millisecond."""
-    return time.astimezone().isoformat(" ", "milliseconds")[:23]
+    return UNKNOWN if time is None else _local(time).isoformat(" ", "milliseconds")[:23]
 
 
-def zone(times: Iterable[datetime]) -> str:
+def zone(times: Iterable[datetime | None]) -> str:
     """Return the name of the local zone at these times, or `local` where it changed between them."""
-    names = {time.astimezone().tzname() or "local" for time in times}
+    names = {_local(time).tzname() or "local" for time in times if time is not None}
     return names.pop() if len(names) == 1 else "local"
 
 
-def age(time: datetime, now: datetime) -> str:
+def _local(time: datetime) -> datetime:
+    try:
+        return time.astimezone()
+    except OverflowError:
+        return time  # a day before the year 1 or after 9999 there
+
+
+def age(time: datetime | None, now: datetime) -> str:
     """Return how long ago a time was; one ahead of this machine's clock is said to be so."""
+    if time is None:
+        return UNKNOWN
     seconds = (now - time).total_seconds()
     if seconds < -1:
         return f"{span(-seconds)} ahead of this clock"
@@ -89,17 +102,17 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"v{low}" if low == high else f"v{low}–v{high}" for low, high in runs)
 
 
-def natural(name: str) -> list[int | str]:
+def natural(name: str | None) -> list[int | str]:
     """Return a sorting key that puts `collector-2` before `collector-10`."""
-    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]
+    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name or ""))]
 
 
 def pin_target(pin: Pin) -> str:
     """Return what a pin holds its worker at, and the alias that it follows."""
     name = version_name(pin.version)
-    return name if isinstance(pin.ref, int) else f"{name} (alias {pin.ref})"
+    return f"{name} (alias {pin.ref})" if isinstance(pin.ref, str) else name
 
 
-def zoned(title: str, times: Iterable[datetime]) -> str:
+def zoned(title: str, times: Iterable[datetime | None]) -> str:
     """Return the title of a column of times, with the zone that they are shown in."""
     return f"{title} ({zone(times)})"

@@ -24,7 +24,8 @@ from sqlalchemy import (
     union_all,
 )
 
-from weightledger.registry.errors import NotFoundError
+from weightledger.registry.errors import CorruptionError, NotFoundError
+from weightledger.registry.log import damage
 from weightledger.registry.log.models import (
     Alias,
     EventRow,
@@ -75,27 +76,37 @@ _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 _PINS = (
     select(PinRow, VersionRow.number)
     .outerjoin(Alias, (Alias.policy_id == PinRow.policy_id) & (Alias.name == PinRow.alias))
-    .join(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
+    .outerjoin(VersionRow, VersionRow.id == func.coalesce(PinRow.version_id, Alias.version_id))
     .where(PinRow.policy_id == bindparam("policy"))
     .order_by(PinRow.id)
 )
 
 
 def pins(conn: Connection, policy: PolicyRef) -> list[Pin]:
-    """Return the pins, oldest first."""
-    rows = conn.execute(_PINS, {"policy": policy.id})
-    return [
-        Pin(
-            worker=row.worker,
-            ref=row.number if row.alias is None else row.alias,
-            version=row.number,
-            reason=row.reason,
-            created_at=row.created_at,
-            run=row.run_id,
-            literal=row.literal,
-        )
-        for row in rows
-    ]
+    """Return the pins, oldest first.
+
+    Raises:
+        CorruptionError: One of them is damaged, so that nobody can tell who should hold what.
+    """
+    return damage.read(conn, _PINS, {"policy": policy.id}, _pin)
+
+
+def listed_pins(conn: Connection, policy: PolicyRef) -> list[Pin]:
+    """Return the pins, oldest first, damaged ones marked."""
+    return damage.listed(conn, _PINS, {"policy": policy.id}, _pin)
+
+
+def _pin(row: Any, damaged: str = "") -> Pin:
+    return Pin(
+        worker=row.worker,
+        ref=row.number if row.alias is None else row.alias,
+        version=row.number,
+        reason=row.reason,
+        created_at=row.created_at,
+        run=row.run_id,
+        literal=row.literal,
+        damage=damaged,
+    )
 
 
 # ---------------------------------------------------------------------- workers
@@ -146,25 +157,32 @@ def workers(conn: Connection, policy: PolicyRef, alive: Callable[[str], bool]) -
 
         alive: Tells whether a run still lives; asked once for each run.
     """
-    known = [_Known(*row) for row in conn.execute(_KNOWN, {"policy": policy.id})]
-    held, pending = _open_rows(conn, policy)
+    read = damage.listed(conn, _KNOWN, {"policy": policy.id}, lambda row, why: (_Known(*row), why))
+    known = [row for row, _ in read]
+    damaged = {row.id: why for row, why in read if why}
+    held, pending = _open_rows(conn, policy, damaged)
     last = _last_confirmed(conn, policy) if any(row.id not in held for row in known) else {}
-    head = head_number(conn, policy)
-    targets = resolve_targets((row.name for row in known), pins(conn, policy), head)
-    gone_runs = {run for run in {row.run_id for row in known} if not alive(run)}
+    targets, doubt = _targets(conn, policy, [row.name for row in known])
+    gone_runs = {run for run in {row.run_id for row in known} if run is not None and not alive(run)}
     described = describe_runs(conn, gone_runs)
 
-    statuses = []
+    statuses: list[tuple[_Known, WorkerState, str, datetime, _Open | None, _Open | None]] = []
     for row in known:
         holding, push = held.get(row.id), pending.get(row.id)
+        if row.id in damaged:
+            detail = f"its record is damaged: {damaged[row.id]}"
+            statuses.append((row, "unknown", detail, row.evidence_at, None, None))
+            continue
         state, why = _state_of(row, holding, push, described)
         evidence = row.evidence_at if push is None else max(row.evidence_at, push.pushed_at)
         statuses.append((row, state, why, evidence, holding, push))
-    stale = staleness_of_content(
-        conn,
-        policy,
-        {holding.digest for _, state, _, _, holding, _ in statuses if holding and state == "confirmed"},
-    )
+    held_contents = {
+        holding.digest for _, state, _, _, holding, _ in statuses if holding and state == "confirmed"
+    }
+    try:
+        stale = staleness_of_content(conn, policy, held_contents)
+    except CorruptionError as error:
+        stale, doubt = {}, doubt or str(error)
     return [
         WorkerStatus(
             name=row.name,
@@ -174,14 +192,28 @@ def workers(conn: Connection, policy: PolicyRef, alive: Callable[[str], bool]) -
             evidence_at=evidence,
             held=holding.number if holding and state == "confirmed" else None,
             pending=push.number if push else None,
-            target=targets[row.name][0],
+            target=targets.get(row.name),
             staleness=stale.get(holding.digest) if holding and state == "confirmed" else None,
             last_held=holding.number if holding else last.get(row.id),
             run=row.run_id,
             detail=why,
+            damage=damaged.get(row.id, doubt),
         )
         for row, state, why, evidence, holding, push in statuses
     ]
+
+
+def _targets(conn: Connection, policy: PolicyRef, names: Sequence[str]) -> tuple[dict[str, int | None], str]:
+    """Return what each worker should hold, and what is damaged if nobody can tell."""
+    pinned = listed_pins(conn, policy)
+    if any(pin.damage for pin in pinned):
+        return {}, "; ".join(pin.damage for pin in pinned if pin.damage)
+    try:
+        head = head_number(conn, policy)
+    except CorruptionError as error:
+        return {}, str(error)
+    found = resolve_targets((name for name in names if name is not None), pinned, head)
+    return {name: target for name, (target, _) in found.items()}, ""
 
 
 def _state_of(
@@ -210,14 +242,24 @@ def describe_runs(conn: Connection, runs: Iterable[str]) -> dict[str, str]:
     return described
 
 
-def _open_rows(conn: Connection, policy: PolicyRef) -> tuple[dict[int, _Open], dict[int, _Open]]:
-    """Return what each worker confirmed last and still holds, and its newest push that is not settled."""
+def _open_rows(
+    conn: Connection, policy: PolicyRef, damaged: dict[int, str]
+) -> tuple[dict[int, _Open], dict[int, _Open]]:
+    """Return what each worker confirmed last and still holds, and its newest push that is not settled.
+
+    Args:
+        damaged: By worker, what of its rows cannot be read; such an open row is added.
+    """
     held: dict[int, _Open] = {}
     pending: dict[int, _Open] = {}
     for found, kind in ((held, _CONFIRMED), (pending, HoldingRow.confirmed_at.is_(None))):
-        for row in conn.execute(_OPEN_ROWS.where(kind), {"policy": policy.id}):
-            each = _Open(*row)
-            if each.worker_id not in found or found[each.worker_id].order < each.order:
+        rows = damage.listed(
+            conn, _OPEN_ROWS.where(kind), {"policy": policy.id}, lambda row, why: (_Open(*row), why)
+        )
+        for each, why in rows:
+            if why:
+                damaged.setdefault(each.worker_id, why)
+            elif each.worker_id not in found or found[each.worker_id].order < each.order:
                 found[each.worker_id] = each
     return held, pending
 
@@ -259,8 +301,8 @@ def holdings(
         query = _holdings().where(
             HoldingRow.id.in_(_newest_of_each(policy, HoldingRow.confirmed_at, at)), _lasted_beyond(at)
         )
-    found = _records(conn, policy, conn.execute(query).all(), alive)
-    return sorted(found, key=lambda each: (each.worker, each.order))
+    found = _records(conn, policy, query, alive)
+    return sorted(found, key=lambda each: (each.worker or "", each.order or 0))
 
 
 def history(
@@ -318,8 +360,7 @@ def history(
     query = query.order_by(HoldingRow.order.desc(), HoldingRow.id.desc())
     if limit is not None:
         query = query.limit(limit)
-    rows = conn.execute(query).all()
-    return _records(conn, policy, rows[::-1], alive, searched=version)
+    return _records(conn, policy, query, alive, searched=version)[::-1]
 
 
 def _holdings() -> Select[*tuple[Any, ...]]:
@@ -414,11 +455,12 @@ def _same_content(conn: Connection, policy: PolicyRef, number: int) -> list[int]
 def _records(
     conn: Connection,
     policy: PolicyRef,
-    rows: Sequence[AnyRow],
+    query: damage.AnySelect,
     alive: Callable[[str], bool],
     searched: int | None = None,
 ) -> list[Holding]:
-    still_open = [row for row in rows if row.ended_at is None]
+    read = damage.listed(conn, query, {}, lambda row, why: (row, why))
+    still_open = [row for row, why in read if row.ended_at is None and not why]
     live = {run: alive(run) for run in {row.watcher for row in still_open}}
     unsettled: dict[int, int] = {}
     for chunk in chunks(sorted({row.worker_id for row in still_open})):
@@ -452,8 +494,13 @@ def _records(
             confirmed_at=confirmed,
             ended_at=ended,
             ended_how=how,
-            state=state(worker, order, confirmed is not None, watcher, known) if ended is None else "ended",
+            state="unknown"
+            if damaged
+            else state(worker, order, confirmed is not None, watcher, known)
+            if ended is None
+            else "ended",
             same_content_as=searched if searched not in (None, number) else None,
+            damage=damaged,
         )
         # Unpacked, because looking a thousand rows' columns up by name costs as much as reading them.
         for (
@@ -471,7 +518,7 @@ def _records(
             worker,
             watcher,
             known,
-        ) in rows
+        ), damaged in read
     ]
 
 
@@ -518,18 +565,20 @@ def events(
     query = query.order_by(EventRow.id.desc())
     if limit is not None:
         query = query.limit(limit)
-    return [
-        Event(
-            id=row.id,
-            policy=policy.name,
-            at=row.at,
-            kind=row.kind,
-            run=row.run_id,
-            user=row.user,
-            version=row.version,
-            worker=row.worker,
-            reason=row.reason,
-            details=decode(row.details),
-        )
-        for row in conn.execute(query).all()[::-1]
-    ]
+    return damage.listed(conn, query, {}, lambda row, why: _event(policy, row, why))[::-1]
+
+
+def _event(policy: PolicyRef, row: Any, damaged: str) -> Event:
+    return Event(
+        id=row.id,
+        policy=policy.name,
+        at=row.at,
+        kind=row.kind,
+        run=row.run_id,
+        user=row.user,
+        version=row.version,
+        worker=row.worker,
+        reason=row.reason,
+        details={} if row.details is None else decode(row.details),
+        damage=damaged,
+    )

@@ -7,8 +7,8 @@ Rules it keeps:
   is a file: a link is not followed, since locks and snapshots stand beside the name that was given.
 - A connection belongs to the process that opened it. After `os.fork` the child opens its own.
 - An engine that nobody refers to any more closes its connections; one that was closed makes no new one.
-- SQLite's errors leave through `translate` as errors of this library that name the file. Broken constraints pass
-  as `IntegrityError`, SQLAlchemy's or (from `statements`) the driver's: only the caller knows what they mean.
+- What the database, SQLAlchemy or a damaged row raises in a transaction leaves through `translate` as an error of this
+  library that names the file. Callers check their arguments before they begin one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sqlalchemy import (
     event,
     inspect,
 )
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from weightledger.registry import files
@@ -50,9 +50,20 @@ from weightledger.registry.errors import (
 )
 
 BUSY_SECONDS = 30.0
+LONGEST_PATH = 504  # bytes; with its side files SQLite keeps 512
 _IMMEDIATE = "weightledger_immediate"
 _READ_ONLY = "weightledger_read_only"
 _SIDE_FILES = ("-wal", "-shm", "-journal")
+CONFUSED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What code raises that met other values than it was written for."""
 
 
 class JournalWarning(UserWarning):
@@ -164,8 +175,17 @@ def open_engine(
         busy_seconds: How long a statement waits for another process's transaction before it fails.
 
         vfs: One of SQLite's other file layers, such as `"unix-dotfile"` where a file system has no locks.
+
+    Raises:
+        StorageError: The path is longer than SQLite takes.
     """
     path = Path(os.path.abspath(path))
+    length = len(os.fsencode(os.path.realpath(path)))
+    if length > LONGEST_PATH:
+        raise StorageError(
+            f"{path}: expected a path of at most {LONGEST_PATH} bytes, which is SQLite's limit, found one of {length}. "
+            "Nothing was written. Choose a shorter path; a link to this one does not help."
+        )
     openings = _Openings()
 
     def connect() -> _Connection:
@@ -267,7 +287,7 @@ def rebuilding(engine: Engine) -> Iterator[Connection]:
             connection.execution_options(**{_IMMEDIATE: True})
             with connection.begin():
                 yield connection
-                broken = {row[0] for row in connection.exec_driver_sql("PRAGMA foreign_key_check")}
+                broken = {table for table, *_ in broken_references(connection)}
                 if broken:
                     raise SchemaError(
                         f"{database_path(engine)}: the change would leave rows of {', '.join(sorted(broken))} that "
@@ -275,6 +295,36 @@ def rebuilding(engine: Engine) -> Iterator[Connection]:
                     )
         finally:
             raw.execute("PRAGMA foreign_keys=ON")
+
+
+def broken_references(connection: Connection) -> Iterator[tuple[str, int, str, str]]:
+    """Yield table, row, column and target of every reference to a row that is not there."""
+    for table, key, target, reference in connection.exec_driver_sql("PRAGMA foreign_key_check").all():
+        names = connection.exec_driver_sql(f'PRAGMA foreign_key_list("{table}")').all()
+        yield table, key, ", ".join(row[3] for row in names if row[0] == reference), target
+
+
+def broken_pages(connection: Connection) -> list[str]:
+    """Return what SQLite itself finds wrong with the file: pages, indices, rows that are out of order."""
+    told_by_survey = ("NULL value in", "CHECK constraint failed in")
+    found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check(100)").all()]
+    return [text for text in found if text != "ok" and not text.startswith(told_by_survey)]
+
+
+@contextmanager
+def lenient(connection: Connection) -> Iterator[None]:
+    """Let text that is no UTF-8 be read, with lone surrogates in the place of wrong bytes."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, _Connection)
+    usual, raw.text_factory = raw.text_factory, _any_text
+    try:
+        yield
+    finally:
+        raw.text_factory = usual
+
+
+def _any_text(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
 
 
 def table_names(connection: Connection) -> set[str]:
@@ -314,16 +364,44 @@ def use_write_ahead_log(engine: Engine) -> None:
 
 @contextmanager
 def translate(engine: Engine) -> Iterator[None]:
-    """Turn what SQLite raises inside into errors of this library that name the file."""
+    """Turn what is raised inside into errors of this library that name the file.
+
+    Raises:
+        CorruptionError: What the code inside met is damage in the record, which is named.
+    """
     try:
         yield
-    except (StatementError, sqlite3.Error) as error:
-        # SQLAlchemy wraps the driver's errors, and also those of this library that are raised inside of a statement.
-        cause = error.orig if isinstance(error, StatementError) else error
-        ours = cause if isinstance(cause, WeightLedgerError) else _as_ours(cause, database_path(engine))
-        if ours is None:
-            raise
-        raise ours from error
+    except WeightLedgerError:
+        raise
+    except (SQLAlchemyError, sqlite3.Error, *CONFUSED) as error:
+        # SQLAlchemy wraps what the driver raises, and what is raised where values are converted.
+        cause = getattr(error, "orig", None) or error
+        if isinstance(cause, WeightLedgerError):
+            raise cause from cause.__cause__
+        if not isinstance(cause, CONFUSED):
+            raise _as_ours(cause, engine) from cause
+        found = _damage(engine)
+        if found is None:
+            # The record is sound, so the code is wrong, and its own error says more.
+            raise cause from cause.__cause__
+        raise found from cause
+
+
+def _damage(engine: Engine) -> CorruptionError | None:
+    """Look through the whole record for what may have led code astray."""
+    from weightledger.registry.log import damage
+
+    try:
+        with engine.begin() as connection:
+            found = damage.survey(connection)
+            return CorruptionError(damage.told(connection, found)) if found else None
+    except WeightLedgerError:
+        return None
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        cause = getattr(error, "orig", None) or error
+        if _primary_code(cause) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return _malformed(cause, database_path(engine))
+        return None
 
 
 def _connect(path: Path, read_only: bool, busy_seconds: float, vfs: str | None) -> _Connection:
@@ -416,18 +494,15 @@ def _primary_code(error: BaseException | None) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _as_ours(error: BaseException | None, path: Path) -> WeightLedgerError | None:
-    code = _primary_code(error)
+def _as_ours(error: BaseException, engine: Engine) -> WeightLedgerError:
+    code, path = _primary_code(error), database_path(engine)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return InUseError(
             f"{path}: expected the database's lock within the time-out, but another process kept it ({error}). "
             "Nothing was written. Try again, or end the process that holds a transaction open."
         )
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return CorruptionError(
-            f"{path}: expected a registry's SQLite database, found something else or a damaged one ({error}). "
-            "Nothing was changed and the weight files are untouched. Restore the database from a backup."
-        )
+        return _malformed(error, path)
     if code == sqlite3.SQLITE_FULL:
         return StorageError(
             f"{path}: no space left for the database ({error}). Nothing was written. Make room, then try again."
@@ -452,4 +527,23 @@ def _as_ours(error: BaseException | None, path: Path) -> WeightLedgerError | Non
             f"{path}: expected the tables of this version of the library, found others ({error}). "
             "Run `weightledger upgrade`, or use the library version that wrote it."
         )
-    return None
+    # A row that breaks a rule between rows, text that is no UTF-8: the record is not what was written.
+    found = _damage(engine)
+    if found is not None:
+        return found
+    if code == sqlite3.SQLITE_CONSTRAINT:
+        return CorruptionError(
+            f"{path}: expected a record without contradictions, but what was to be written breaks one of its rules "
+            f"({error}). Nothing was written. `weightledger verify` looks for damage; report this if there is none."
+        )
+    return StorageError(
+        f"{path}: the database refused ({type(error).__name__}: {error}). Nothing was written. `weightledger verify` "
+        "looks for damage; report this if there is none."
+    )
+
+
+def _malformed(error: BaseException, path: Path) -> CorruptionError:
+    return CorruptionError(
+        f"{path}: expected a registry's SQLite database, found something else or a damaged one ({error}). "
+        "Nothing was changed and the weight files are untouched. Restore the database from a backup."
+    )

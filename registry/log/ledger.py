@@ -17,14 +17,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Text, and_, bindparam, cast, func, insert, select
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    func,
+    insert,
+    or_,
+    select,
+)
 from sqlalchemy.orm import InstrumentedAttribute
 
 from weightledger.registry import arguments, values
-from weightledger.registry.errors import NotFoundError
-from weightledger.registry.log import audit, resolution
+from weightledger.registry.errors import CorruptionError, NotFoundError
+from weightledger.registry.log import audit, damage, resolution
 from weightledger.registry.log import engine as db
 from weightledger.registry.log.audit import PolicyRef
 from weightledger.registry.log.models import (
@@ -56,12 +69,26 @@ _HEAD = Statement(
 _ROW = select(VersionRow).where(
     VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number")
 )
+# A row whose snapshot is not there must not vanish: it is damaged.
 _VERSIONS = (
     select(VersionRow, Snapshot.stored.label("file_stored"))
-    .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+    .outerjoin(Snapshot, Snapshot.id == VersionRow.snapshot_id)
     .where(VersionRow.policy_id == bindparam("policy"))
 )
+_STATES = ("lost", "stored", "writing")
+_NO_STATE = or_(
+    VersionRow.state < _STATES[0],
+    *(and_(VersionRow.state > low, VersionRow.state < high) for low, high in pairwise(_STATES)),
+    VersionRow.state > _STATES[-1],
+)
+"""What is in none of the states, asked for so that an index finds it."""
 _VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
+_ALIASES = (
+    select(Alias.name, VersionRow.number)
+    .outerjoin(VersionRow, VersionRow.id == Alias.version_id)
+    .where(Alias.policy_id == bindparam("policy"))
+    .order_by(Alias.name)
+)
 _METRICS = select(Metric.version_id, Metric.name, Metric.value).where(
     Metric.version_id.in_(bindparam("versions", expanding=True))
 )
@@ -206,7 +233,7 @@ class Ledger:
 
     def policies(self, conn: Connection) -> list[str]:
         """Return the names of all policies, sorted."""
-        return list(conn.scalars(select(Policy.name).order_by(Policy.name)))
+        return damage.read(conn, select(Policy.name).order_by(Policy.name), {}, lambda row: str(row[0]))
 
     def run_id(self, conn: Connection) -> str:
         """Return this process's run, recording it once."""
@@ -310,27 +337,38 @@ class Ledger:
             NotFoundError: no row has that number.
         """
         policy = self.find_policy(conn)
-        found = None
+        found: list[Version] = []
         # A larger number than a row can have would be the driver's error, not ours.
         if policy is not None and 0 < number <= arguments.MOST:
-            found = conn.execute(_VERSION, {"policy": policy.id, "number": number}).first()
-        if policy is None or found is None:
+            found = self._read(conn, policy, _VERSION, {"number": number})
+        if not found:
             raise NotFoundError(self._no_such_version(conn, number))
-        return self._versions(conn, policy, [found])[0]
+        return found[0]
 
     def versions(self, conn: Connection, limit: int | None = None) -> list[Version]:
-        """Return stored and pruned versions, oldest first; with a limit the newest so many."""
+        """Return stored, pruned and damaged versions, oldest first; with a limit the newest so many."""
         policy = self.find_policy(conn)
         if policy is None:
             return []
-        return self._select(conn, policy, VersionRow.state == "stored", newest=limit)
+        found: list[Version] = []
+        for where, suspect in ((VersionRow.state == "stored", False), (_NO_STATE, True)):
+            query = _VERSIONS.where(where).order_by(VersionRow.number.desc()).limit(limit)
+            rows = damage.listed(conn, query, {"policy": policy.id}, _Read, suspect=suspect)
+            metrics, worse = self._metrics(conn, [each.row.id for each in rows])
+            found += [
+                _version(policy.name, each, metrics, _both(each.damaged, worse.get(each.row.id, "")))
+                for each in rows
+            ]
+        found.sort(key=lambda version: version.number or 0)
+        return found if limit is None else found[max(0, len(found) - limit) :]
 
     def kept_versions(self, conn: Connection) -> list[Version]:
         """Return the versions that have their weights, oldest first; of a long training most were pruned."""
         policy = self.find_policy(conn)
         if policy is None:
             return []
-        return self._select(conn, policy, and_(VersionRow.state == "stored", Snapshot.stored))
+        kept = or_(Snapshot.stored, Snapshot.id.is_(None))  # what names no snapshot is damaged
+        return self._read(conn, policy, _VERSIONS.where(VersionRow.state == "stored", kept))
 
     def resolve(self, conn: Connection, ref: Ref | Meaning) -> Version:
         """Return the version that a reference names; see `refs`.
@@ -364,7 +402,9 @@ class Ledger:
         policy = self.find_policy(conn)
         if policy is None:
             return []
-        return self._select(conn, policy, and_(VersionRow.number > number, VersionRow.state == "stored"))
+        return self._read(
+            conn, policy, _VERSIONS.where(VersionRow.number > number, VersionRow.state == "stored")
+        )
 
     def places(self, conn: Connection, numbers: Collection[int]) -> dict[int, Place]:
         """Return the rows of versions by number; those that there are not are left out."""
@@ -450,17 +490,25 @@ class Ledger:
         )
 
     def aliases(self, conn: Connection) -> dict[str, int]:
-        """Return every alias and the number it stands for."""
+        """Return every alias and the number it stands for.
+
+        Raises:
+            CorruptionError: one of them is damaged.
+        """
         policy = self.find_policy(conn)
         if policy is None:
             return {}
-        rows = conn.execute(
-            select(Alias.name, VersionRow.number)
-            .join(VersionRow, VersionRow.id == Alias.version_id)
-            .where(Alias.policy_id == policy.id)
-            .order_by(Alias.name)
+        return dict(damage.read(conn, _ALIASES, {"policy": policy.id}, lambda row: (row.name, row.number)))
+
+    def listed_aliases(self, conn: Connection) -> tuple[dict[str, int], list[str]]:
+        """Return the aliases that can be read, and what is damaged of the others."""
+        policy = self.find_policy(conn)
+        if policy is None:
+            return {}, []
+        found = damage.listed(
+            conn, _ALIASES, {"policy": policy.id}, lambda row, why: (row.name, row.number, why)
         )
-        return {row.name: row.number for row in rows}
+        return {name: number for name, number, why in found if not why}, [why for *_, why in found if why]
 
     def pins(self, conn: Connection) -> list[Pin]:
         """Return the pins, oldest first."""
@@ -492,22 +540,37 @@ class Ledger:
         key, digest, uri, file_bytes, stored, body = row
         return FileEntry(key, digest, uri, file_bytes, bool(stored)), json.loads(body)
 
-    def _select(
-        self, conn: Connection, policy: PolicyRef, where: Any, newest: int | None = None
+    def _read(
+        self,
+        conn: Connection,
+        policy: PolicyRef,
+        query: damage.AnySelect,
+        named: Mapping[str, Any] | None = None,
     ) -> list[Version]:
-        query, named = _VERSIONS.where(where), {"policy": policy.id}
-        if newest is None:
-            rows = conn.execute(query.order_by(VersionRow.number), named).all()
-        else:
-            rows = conn.execute(query.order_by(VersionRow.number.desc()).limit(newest), named).all()[::-1]
-        return self._versions(conn, policy, rows)
+        """Return versions, oldest first; raises if one of them is damaged."""
+        rows = damage.read(
+            conn, query.order_by(VersionRow.number), {"policy": policy.id, **(named or {})}, _Read
+        )
+        metrics, worse = self._metrics(conn, [each.row.id for each in rows])
+        if worse:
+            raise CorruptionError(damage.told(conn, list(worse.values())))
+        return [_version(policy.name, each, metrics) for each in rows]
 
-    def _versions(self, conn: Connection, policy: PolicyRef, rows: Sequence[Any]) -> list[Version]:
+    def _metrics(
+        self, conn: Connection, keys: Sequence[int]
+    ) -> tuple[dict[int, dict[str, float]], dict[int, str]]:
+        """Return, by the row of a version, its metrics, and what of them is damaged."""
         metrics: dict[int, dict[str, float]] = {}
-        for chunk in _chunks([row.id for row in rows]):
-            for key, name, value in conn.execute(_METRICS, {"versions": chunk}):
-                metrics.setdefault(key, {})[name] = float("nan") if value is None else value
-        return [_version(policy.name, row, metrics.get(row.id, {})) for row in rows]
+        worse: dict[int, str] = {}
+        for chunk in _chunks(keys):
+            for key, name, value, why in damage.listed(
+                conn, _METRICS, {"versions": chunk}, lambda row, why: (*row, why)
+            ):
+                if why:
+                    worse[key] = _both(worse.get(key, ""), why)
+                else:
+                    metrics.setdefault(key, {})[name] = float("nan") if value is None else value
+        return metrics, worse
 
     def _nearest_stored(self, conn: Connection, number: int) -> str:
         policy = self.find_policy(conn)
@@ -553,8 +616,23 @@ class Ledger:
         return f"; metrics that were recorded: {', '.join(names) or 'none'}"
 
 
-def _version(policy: str, row: Row[Any], metrics: Mapping[str, float]) -> Version:
-    state = row.state
+class _Read:
+    """A version's row, with what was kept as JSON in it decoded."""
+
+    def __init__(self, row: Any, damaged: str = "") -> None:
+        self.row = row
+        self.damaged = damaged
+        if not damaged and (row.parent or 0) >= row.number:
+            raise ValueError("a version's parent is older than it")
+        self.metadata = {} if row.metadata is None else values.decode(row.metadata)
+        self.nonfinite = () if row.nonfinite is None else tuple(row.nonfinite)
+
+
+def _version(
+    policy: str, read: _Read, metrics: Mapping[int, Mapping[str, float]], damaged: str = ""
+) -> Version:
+    row = read.row
+    state: Any = "damaged" if damaged else row.state
     if state == "stored" and not row.file_stored:
         state = "pruned"
     return Version(
@@ -565,17 +643,22 @@ def _version(policy: str, row: Row[Any], metrics: Mapping[str, float]) -> Versio
         restores=row.restores,
         run=row.run_id,
         step=row.step,
-        metrics=metrics,
-        metadata=values.decode(row.metadata),
+        metrics=metrics.get(row.id, {}),
+        metadata=read.metadata,
         message=row.message,
         size_bytes=row.size_bytes,
         created_at=row.created_at,
         stored=state == "stored",
         state=state,
-        nonfinite=tuple(row.nonfinite),
+        nonfinite=read.nonfinite,
         has_extra=row.extra_snapshot_id is not None,
         dtypes=row.dtypes,
+        damage=damaged,
     )
+
+
+def _both(one: str, other: str) -> str:
+    return f"{one}; {other}" if one and other else one or other
 
 
 def file_entry(row: Row[Any]) -> FileEntry:

@@ -248,6 +248,11 @@ def user_name() -> str:
         return f"uid-{os.getuid()}"
 
 
+def _as_utf8(name: str) -> str:
+    """Escape what the system takes in a name and a database does not: bytes that are no UTF-8."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @dataclass
 class _RunLock:
     """The lock of this process's run in one folder."""
@@ -274,10 +279,10 @@ class _Process:
             if self._run is None:
                 self._run = RunInfo(
                     id=uuid.uuid4().hex,
-                    user=user_name(),
-                    host=socket.gethostname(),
+                    user=_as_utf8(user_name()),
+                    host=_as_utf8(socket.gethostname()),
                     pid=os.getpid(),
-                    program=sys.argv[0] if sys.argv and sys.argv[0] else Path(sys.executable).name,
+                    program=_as_utf8(sys.argv[0] if sys.argv and sys.argv[0] else Path(sys.executable).name),
                     started_at=datetime.now(UTC),
                 )
             return self._run

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Integer, column, func, select, values
 
-from weightledger.registry.errors import NotFoundError
-from weightledger.registry.log import lineage
+from weightledger.registry.errors import CorruptionError, NotFoundError
+from weightledger.registry.log import damage, lineage
 from weightledger.registry.log.models import PolicyRef, VersionRow
 
 T = TypeVar("T")
@@ -21,28 +21,31 @@ _IN_CHUNK = 500  # bound parameters a statement, well under every database's lim
 
 def head_number(conn: Connection, policy: PolicyRef) -> int | None:
     """Return the newest stored version; None while there is none."""
-    return conn.scalar(
-        select(func.max(VersionRow.number)).where(
-            VersionRow.policy_id == policy.id, VersionRow.state == "stored"
-        )
+    query = select(func.max(VersionRow.number)).where(
+        VersionRow.policy_id == policy.id, VersionRow.state == "stored"
     )
+    number: int | None
+    (number,) = damage.read(conn, query, {}, lambda row: row[0])
+    return number
 
 
 def lineage_of(conn: Connection, policy: PolicyRef, head: int) -> lineage.Ranges:
     """Return the closed number ranges of a head's lineage, newest first."""
     # The state is looked at here: asked for in the query, it would tempt the planner into reading every version.
-    rows = conn.execute(
-        select(VersionRow.number, VersionRow.restores, VersionRow.state).where(
-            VersionRow.policy_id == policy.id, VersionRow.restores >= 1
-        )
+    jumps = select(VersionRow.number, VersionRow.restores, VersionRow.state).where(
+        VersionRow.policy_id == policy.id, VersionRow.restores >= 1
     )
-    rollbacks = {number: parent for number, parent, state in rows if state == "stored" and parent is not None}
-    roots = conn.execute(
-        select(VersionRow.number, VersionRow.state).where(
-            VersionRow.policy_id == policy.id, VersionRow.parent.is_(None)
-        )
+    rollbacks = {
+        number: parent for number, parent, state in damage.read(conn, jumps, {}, tuple) if state == "stored"
+    }
+    beginnings = select(VersionRow.number, VersionRow.state).where(
+        VersionRow.policy_id == policy.id, VersionRow.parent.is_(None)
     )
-    return lineage.ranges(head, rollbacks, {number for number, state in roots if state == "stored"})
+    roots = {number for number, state in damage.read(conn, beginnings, {}, tuple) if state == "stored"}
+    try:
+        return lineage.ranges(head, rollbacks, roots)
+    except ValueError as error:
+        raise CorruptionError(damage.told(conn, [str(error)])) from None
 
 
 def staleness(conn: Connection, policy: PolicyRef, number: int) -> int | None:
@@ -84,17 +87,14 @@ def staleness_of_content(conn: Connection, policy: PolicyRef, digests: Iterable[
     ranges = lineage_of(conn, policy, head)
     newest: dict[str, tuple[int, int]] = {}
     for chunk in chunks(wanted):
-        rows = conn.execute(
-            select(VersionRow.digest, VersionRow.number, VersionRow.depth, VersionRow.state).where(
-                VersionRow.policy_id == policy.id, VersionRow.digest.in_(chunk), VersionRow.number <= head
-            )
+        query = select(VersionRow.digest, VersionRow.number, VersionRow.depth, VersionRow.state).where(
+            VersionRow.policy_id == policy.id, VersionRow.digest.in_(chunk), VersionRow.number <= head
         )
-        for digest, number, depth, state in rows:
+        for digest, number, depth, state in damage.read(conn, query, {}, tuple):
             if state == "stored" and lineage.contains(ranges, number):
                 newest[digest] = max(newest.get(digest, (0, 0)), (number, depth))
-    head_depth = conn.execute(
-        select(VersionRow.depth).where(VersionRow.policy_id == policy.id, VersionRow.number == head)
-    ).scalar_one()
+    of_head = select(VersionRow.depth).where(VersionRow.policy_id == policy.id, VersionRow.number == head)
+    (head_depth,) = damage.read(conn, of_head, {}, lambda row: row.depth)
     return {digest: head_depth - depth for digest, (_, depth) in newest.items()}
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, or_, select
 
 from weightledger.registry.errors import CorruptionError, StorageError
+from weightledger.registry.log import damage
+from weightledger.registry.log.engine import broken_pages, database_path
 from weightledger.registry.log.ledger import FileEntry, Ledger
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
 from weightledger.registry.log.refs import Meaning
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _WATCHED_BYTES = 4 << 20
 """From here on a file is verified while it is read."""
 _LEFT = "a file that a dead writer left; it goes at the next open"
+_NAMELESS = "no version names this file; it can be deleted"
 
 
 def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes | None = None) -> Payload:
@@ -106,9 +109,10 @@ class _Stored:
 
 
 def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | None) -> list[Fault]:
-    """Re-read the files of one version, or of all and look for strays too. Changes nothing."""
+    """Re-read the files of one version, or of all and look for strays and at the whole record. Changes nothing."""
     with ledger.reading() as conn:
         number = None if ref is None else ledger.usable(conn, ref, "verify").number
+        damaged = [] if number is not None else _damaged_rows(ledger, conn)
         wanted = list(_stored_files(ledger, conn, number))
     faults = [fault for entry in wanted if (fault := _check(store, entry)) is not None]
     if faults:
@@ -120,18 +124,25 @@ def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | No
         with ledger.reading() as conn:
             # Listed before asking the rows: a file whose row is younger than the list is not in it.
             present = store.uris()
-            known = set(conn.scalars(select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)))
+            named = select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)
+            known = {uri for uri, _ in damage.listed(conn, named, {}, lambda row, why: (row.uri, why))}
             unfinished = _unfinished(conn)
         dead = _without_writer(ledger, folder, unfinished)
         strays = set(present) - known - (unfinished.keys() - dead)
         if strays:
             strays &= set(store.uris())  # what a prune beside this took away meanwhile is no stray
-        faults += [
-            Fault("stray", uri, (), _LEFT if uri in dead else "no version names this file; it can be deleted")
-            for uri in sorted(strays)
-        ]
+        nameless = "no row that can be read names this file; keep it" if damaged else _NAMELESS
+        faults += [Fault("stray", uri, (), _LEFT if uri in dead else nameless) for uri in sorted(strays)]
         faults += [Fault("stray", file_id, (), _LEFT) for file_id in _abandoned(store, folder)]
-    return faults
+    return damaged + faults
+
+
+def _damaged_rows(ledger: Ledger, conn: Connection) -> list[Fault]:
+    policy, path = ledger.find_policy(conn), database_path(conn.engine).name
+    return [
+        Fault("damaged", path, () if policy is None else damage.versions_at(conn, policy, cell), str(cell))
+        for cell in damage.survey(conn)
+    ] + [Fault("damaged", path, (), text) for text in broken_pages(conn)]
 
 
 def _abandoned(store: SnapshotStore, folder: Path) -> list[str]:
@@ -178,7 +189,9 @@ def _stored_files(ledger: Ledger, conn: Connection, number: int | None) -> Itera
         query = query.where(VersionRow.number == number)
     files: dict[int, FileEntry] = {}
     versions: dict[int, list[int]] = {}
-    for row in conn.execute(query):
+    for row, why in damage.listed(conn, query, {}, lambda row, why: (row, why)):
+        if why:
+            continue  # told of as a damaged row
         files[row.id] = FileEntry(row.id, row.digest, row.uri, row.file_bytes, row.stored)
         versions.setdefault(row.id, []).append(row.number)
     for key, file in files.items():

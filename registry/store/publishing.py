@@ -128,10 +128,7 @@ class Publisher:
         Raises:
             InvalidWeightsError: something in it cannot be stored. Nothing was written.
         """
-        numbers = steering.check_metrics(metrics)
-        kept = check_metadata(metadata)
-        step = check_step(step)
-        arguments.text("message", message)
+        step, numbers, kept = check_words(step, metrics, metadata, message)
         content = codec.flatten(weights) if content is None else content
         more = None if extra is None else codec.flatten_extra(extra)
         if not self._buffer.acquire(timeout=_BUFFER_PATIENCE):
@@ -584,6 +581,21 @@ class _FileJob:
         if self._uri is not None and not unnamed_only:
             self._store.delete(self._uri)
             self._uri = None
+
+
+def check_words(
+    step: Any, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None, message: str
+) -> tuple[int | None, dict[str, float], dict[str, Any]]:
+    """Return step, metrics and metadata as they are kept.
+
+    Raises:
+        InvalidWeightsError: one of them, or the message, cannot be kept.
+    """
+    numbers = steering.check_metrics(metrics)
+    kept = check_metadata(metadata)
+    whole = check_step(step)
+    arguments.text("message", message)
+    return whole, numbers, kept
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

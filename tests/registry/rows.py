@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, func, insert, select
+from sqlalchemy import Engine, func, insert, select, update
 
 from weightledger.registry.log import schema
 from weightledger.registry.log.engine import open_engine, reading, writing
@@ -66,7 +67,7 @@ class Rows:
         schema.ensure(self.engine, create=True, migrate=True)
         self._add(Run, id=RUN, user="ada", host="host", pid=1, program="train.py", started_at=START)
         self.policy = self.add_policy(policy)
-        self._add(Structure, id=1, fingerprint="f" * 64, body="{}")
+        self._add(Structure, id=1, fingerprint=hashlib.sha256(b"{}").hexdigest(), body="{}")
         self.workers: dict[str, int] = {}
 
     def add_policy(self, name: str) -> PolicyRef:
@@ -89,6 +90,12 @@ class Rows:
     ) -> int:
         """Add a publish, or with `restores` a rollback; its content is called like its number."""
         content = number if content is None else content
+        with writing(self.engine) as conn:
+            conn.execute(
+                update(Policy)
+                .where(Policy.id == self.policy.id, Policy.last_number < number)
+                .values(last_number=number)
+            )
         snapshot = self._add(
             Snapshot,
             digest=digest(content),

@@ -210,6 +210,10 @@ head = registry.head()
     assert not (folder / "registry.db-wal").exists(), "the last connection took the log in"
 
 
+# Nobody steers a worker here.
+pytestmark = pytest.mark.filterwarnings("ignore:.* is pinned to v")
+
+
 def test_a_child_process_that_never_closes_leaves_what_it_published(folder: Path) -> None:
     assert in_child(_publish_and_leave, folder) == 3
     with Registry.open(folder) as registry:

@@ -61,13 +61,14 @@ def test_a_prune_reads_only_versions_that_have_their_weights(
     registry.prune(keep_last=2)
     publish_many(registry, 3)
     read: list[int] = []
-    convert = Ledger._versions
+    look = Ledger._read
 
-    def counted(ledger: Ledger, conn: Any, policy: Any, rows: Any) -> Any:
-        read.append(len(rows))
-        return convert(ledger, conn, policy, rows)
+    def counted(ledger: Ledger, *asked: Any) -> Any:
+        found = look(ledger, *asked)
+        read.append(len(found))
+        return found
 
-    monkeypatch.setattr(Ledger, "_versions", counted)
+    monkeypatch.setattr(Ledger, "_read", counted)
     assert numbers(registry.prune(keep_last=2)) == [29, 30, 31]
     assert sum(read) == 5
 

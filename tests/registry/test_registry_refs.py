@@ -14,6 +14,9 @@ from tests.registry.helpers import memory_folder, numbers, publish_many, value_o
 from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.log import refs
 
+# Nobody steers a worker here.
+pytestmark = pytest.mark.filterwarnings("ignore:.* is pinned to v")
+
 
 @pytest.fixture(scope="module")
 def story() -> Iterator[Path]:

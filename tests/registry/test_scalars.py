@@ -20,6 +20,9 @@ from weightledger.registry import Registry
 from weightledger.updater.base import RemoteWeightUpdaterBase
 from weightledger.updater.testing import FakeWorkers
 
+# Nobody steers a worker here.
+pytestmark = pytest.mark.filterwarnings("ignore:.* is pinned to v")
+
 Make = Callable[[int], Any]
 """Turns a whole number into a value of some type."""
 

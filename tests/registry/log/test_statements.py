@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql
 
-from weightledger.registry.errors import InUseError
+from weightledger.registry.errors import CorruptionError, InUseError
 from weightledger.registry.log import fleet, ledger, schema, versioning
 from weightledger.registry.log.engine import open_engine, reading, writing
 from weightledger.registry.log.models import EventRow, Policy, Run
@@ -84,7 +83,7 @@ def test_no_rows_are_no_statements(engine: Engine) -> None:
 
 
 def test_what_fails_undoes_its_transaction(engine: Engine) -> None:
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"), writing(engine) as conn:
+    with pytest.raises(CorruptionError, match="FOREIGN KEY"), writing(engine) as conn:
         ADD.run(conn, **EVENT)
         ADD.run(conn, **EVENT | {"run_id": "nobody"})
     with reading(engine) as conn:
