@@ -34,11 +34,12 @@ from weightledger.registry.weights.payload import Payload, parse
 from weightledger.registry.weights.restore import Plan, check_fit, copy_into
 from weightledger.registry.weights.reuse import Flattener
 from weightledger.updater import claims
+from weightledger.updater.asking import Asking
 from weightledger.updater.background import UpdateFuture, fill
-from weightledger.updater.checks import check_interval, check_options, check_timeout
+from weightledger.updater.checks import check_globs, check_interval, check_options, check_timeout
 from weightledger.updater.plan import within_interval
 from weightledger.updater.probing import Probing
-from weightledger.updater.push import Apply, Inspection, Locate, Push, Receipt, Series
+from weightledger.updater.push import Apply, Inspection, Locate, Probe, Push, Receipt, Series
 from weightledger.updater.reading import Reader
 from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats
@@ -107,6 +108,7 @@ class RemoteWeightUpdaterBase(ABC):
             names that may hold them.
         extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
         on_rollback: called with the version after the server weights were restored to it.
+        ignore: globs of the names of tensors that the workers' own code writes: like buffers, they are no drift.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class RemoteWeightUpdaterBase(ABC):
         allow_nonfinite: bool | Collection[str] = False,
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
+        ignore: Collection[str] = (),
     ) -> None:
         check_options(
             registry=registry,
@@ -141,6 +144,7 @@ class RemoteWeightUpdaterBase(ABC):
         self.allow_nonfinite = allow_nonfinite
         self.extra = extra
         self.on_rollback = on_rollback
+        self.ignore = check_globs("ignore", ignore)
         self.last_report: SyncReport | None = None
         """The report of the last update that ended."""
         self.seats = Seats()
@@ -153,6 +157,7 @@ class RemoteWeightUpdaterBase(ABC):
         self._opening: Opening | None = None
         """How the bytes began that were parsed last."""
         self._ranges: tuple[tuple[int, int], ...] | None = None
+        self.asking = Asking(self)
         self.reader = Reader(registry)
         self._caller = self.reader.calls
         self._running = threading.RLock()
@@ -236,6 +241,14 @@ class RemoteWeightUpdaterBase(ABC):
                 if future.done():
                     done[key] = future.exception() or future.result()
         return done
+
+    def _ask(self, worker_id: int, question: Probe) -> Any:
+        """Start asking a worker whether its weights are still what was written, and return what will be the answer.
+
+        In the worker `receiver.receive(worker, question)` is called. None where a transport does not ask: then only
+        `probe` tells of weights that the worker's own code wrote over.
+        """
+        return None
 
     def _explain(self, seat: Seat, error: BaseException) -> Trouble:
         """Tell what an exception in place of a receipt means for the worker."""
@@ -411,17 +424,24 @@ class RemoteWeightUpdaterBase(ABC):
             self.registry.unpin(seat.name)
             return self.sync(seat.id)
 
-    def probe(self) -> dict[int, Held]:
-        """Ask each worker what it holds, and hash the weights that really are in its module.
+    def probe(self, ignore: Collection[str] = ()) -> dict[int, Held]:
+        """Ask each worker what it holds, hash the weights that really are in its module, compare them with the version.
 
         What is found is recorded: it settles pushes that were never answered, and drift (weights that somebody changed
-        in place) ends the holding, is an event, and makes the next update send the bytes again.
+        in place) ends the holding, is an event, and makes the next update send the bytes again. Buffers, which a
+        module's own forward may write, are no drift; `Held.buffers` names those that differ.
+
+        Args:
+            ignore: globs of the names of other tensors that the workers' own code writes, beside the updater's own.
+
+        Raises:
+            TypeError: `ignore` is no list of globs.
         """
         with self._caller:
             self._check_open()
             self._drain()
             with self._running:
-                return Probing(self).run()
+                return Probing(self, (*self.ignore, *check_globs("ignore", ignore))).run()
 
     def adopt(self) -> Version:
         """Take over a head that another run published: the server weights are restored to it, `on_rollback` is called.
@@ -814,6 +834,7 @@ class RemoteWeightUpdaterBase(ABC):
             allow_nonfinite=_frozen(self.allow_nonfinite),
             patience=patience,
             registry=str(self.registry.location),
+            ignore=self.ignore,
         )
 
     def _tidy(self, wanted: Collection[str]) -> None:

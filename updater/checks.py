@@ -32,6 +32,21 @@ def check_timeout(timeout: Any) -> float:
     return seconds
 
 
+def check_globs(name: str, globs: Any) -> tuple[str, ...]:
+    """Return globs of tensor names.
+
+    Raises:
+        TypeError: it is no list of texts.
+    """
+    if (
+        isinstance(globs, str)
+        or not isinstance(globs, Collection)
+        or not all(isinstance(one, str) for one in globs)
+    ):
+        raise TypeError(f"{name} must be a list of globs of tensor names, found {globs!r}")
+    return tuple(globs)
+
+
 def check_options(
     *,
     registry: Any,

@@ -30,10 +30,10 @@ from weightledger.registry.records import Version
 from weightledger.registry.weights.payload import Payload
 from weightledger.updater.base import RemoteWeightUpdaterBase, no_op, publishes
 from weightledger.updater.connection import Connection, ConnectionLostError, ray_get, ray_put, ray_wait
-from weightledger.updater.courier import Courier
+from weightledger.updater.courier import CarryOut, Courier
 from weightledger.updater.lives import actor_name, find_lives
 from weightledger.updater.metrics import RayMetrics
-from weightledger.updater.push import Apply, Locate
+from weightledger.updater.push import Apply, Locate, Probe
 from weightledger.updater.receiver import receive
 from weightledger.updater.seats import Seat
 from weightledger.updater.server import ServerWeights
@@ -74,6 +74,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             names that may hold them.
         extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
         on_rollback: called with the version after the server weights were restored to it.
+        ignore: globs of the names of tensors that the actors' own code writes: like buffers, they are no drift.
 
     Raises:
         InUseError: another live updater steers a worker of one of these names.
@@ -85,6 +86,11 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         updater.rollback(reason="reward collapsed")
         ```
     """
+
+    @property
+    def _carry_out(self) -> CarryOut:
+        """What is called in an actor, with the actor, an instruction and its bytes."""
+        return receive
 
     def __init__(
         self,
@@ -101,6 +107,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         allow_nonfinite: bool | Collection[str] = False,
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
+        ignore: Collection[str] = (),
     ) -> None:
         if isinstance(remote_collectors, ActorHandle) or not isinstance(remote_collectors, Iterable):
             raise TypeError(f"remote_collectors must be a list of actor handles, found {remote_collectors!r}")
@@ -122,6 +129,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             allow_nonfinite=allow_nonfinite,
             extra=extra,
             on_rollback=on_rollback,
+            ignore=ignore,
         )
         self._observer = self._metrics = RayMetrics(registry.policy)
         self._courier = Courier()
@@ -167,8 +175,14 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 f"worker {worker_id}: these weights carry no instruction, as they do inside of an update only; "
                 "sync(worker_id) pushes from outside"
             )
+        return self._send(worker_id, server_weights)
+
+    def _ask(self, worker_id: int, question: Probe) -> Any:
+        return self._send(worker_id, ServerWeights.asking(question))
+
+    def _send(self, worker_id: int, server_weights: ServerWeights) -> Any:
         self._connection.check()
-        return self._courier.send(self.seats.get(worker_id).handle, receive, server_weights)
+        return self._courier.send(self.seats.get(worker_id).handle, self._carry_out, server_weights)
 
     def _distribute(self, payload: Payload) -> Any:
         # Either way the buffer is free again afterwards.

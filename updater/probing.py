@@ -1,32 +1,60 @@
-"""Attestation: asking every worker what it holds and comparing that with the bytes that are really there."""
+"""Attestation: asking every worker what it holds, and comparing the bytes there with the registry's version."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightledger.registry.errors import WeightLedgerError
+from weightledger.registry.errors import NotFoundError, WeightLedgerError
 from weightledger.registry.log import fleet
 from weightledger.registry.log.fleet import Settlement
+from weightledger.registry.weights.digest import content_digest
 from weightledger.updater.plan import Known
 from weightledger.updater.push import Inspection, Note, Probe
 from weightledger.updater.reports import Held
 from weightledger.updater.seats import Seat, stretch_of
 from weightledger.updater.server import ServerWeights
-from weightledger.updater.settling import Trouble, confirmation, is_on_record, read_trouble, was_left_open
+from weightledger.updater.settling import (
+    Trouble,
+    confirmation,
+    is_of,
+    is_on_record,
+    off_record,
+    read_trouble,
+    told,
+    was_left_open,
+)
+from weightledger.updater.watch import matches_any
 
 if TYPE_CHECKING:
     from weightledger.updater.base import RemoteWeightUpdaterBase
 
 
-class Probing:
-    """Carries out one probe of all workers. `run` is called once."""
+class _Expected(NamedTuple):
+    """What should be in a worker's module, by the registry."""
 
-    def __init__(self, updater: RemoteWeightUpdaterBase) -> None:
+    digest: str | None
+    """None when it has no such version."""
+    hashes: Mapping[str, str] | None
+    """By name; None when only the whole is on record."""
+
+
+class Probing:
+    """Carries out one probe of all workers. `run` is called once.
+
+    Args:
+        ignore: globs of the names of tensors that the workers' own code writes, besides buffers.
+    """
+
+    def __init__(self, updater: RemoteWeightUpdaterBase, ignore: Collection[str]) -> None:
         self._up = updater
         self._ledger = updater.registry.ledger
+        self._ignore = tuple(ignore)
         self._earlier: list[Settlement] = []
         self._settlements: list[Settlement] = []
+        self._versions: dict[int, _Expected] = {}
 
     def run(self) -> dict[int, Held]:
         """Ask, compare, record."""
@@ -51,88 +79,126 @@ class Probing:
         return found
 
     def _ask(self, seat: Seat) -> Any:
-        # What was cast still has the version's names; what was mapped may have any.
-        hashes = None if self._up.maps_weights else self._hashes(seat)
+        # The names of what it should hold; what was mapped on the way may have any.
+        version = self._target(seat) if seat.open_held is None else seat.open_held.version
+        hashes = None if version is None else self._version(version).hashes
         names = None if hashes is None else tuple(hashes)
-        series = (self._up.registry.uuid, self._up.registry.policy)
-        probe = Probe(series, self._up.locate, names, self._up.timeout)
-        version = 0 if seat.known is None else seat.known.version
+        question = Probe(self._up.series, self._up.locate, names, self._up.timeout)
         try:
-            return self._up._sync_weights_with_worker(
-                seat.id, ServerWeights(version, "", "", (), 0, None, {}, push=probe)
-            )
+            return self._up._sync_weights_with_worker(seat.id, ServerWeights.asking(question, version or 0))
         except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
             return self._up._explain(seat, error)
 
-    def _expected(self, seat: Seat) -> dict[str, str] | None:
-        """Return the per-tensor hashes of what the worker should hold, if a file still tells them."""
-        held = seat.open_held
-        return None if held is None or held.sent_digest != held.digest else self._hashes(seat)
-
-    def _hashes(self, seat: Seat) -> dict[str, str] | None:
-        held = seat.open_held
-        if held is None:
-            return None
+    def _target(self, seat: Seat) -> int | None:
         try:
-            return self._up.registry.tensor_hashes(held.version)
+            return self._up.registry.target(seat.name).number
+        except NotFoundError:
+            return None
+
+    # ------------------------------------------------------------------ what the registry says
+
+    def _version(self, number: int) -> _Expected:
+        """Return what a worker that was sent a version should hold, unless it was cast on the way."""
+        if number not in self._versions:
+            self._versions[number] = self._look_up(number)
+        return self._versions[number]
+
+    def _look_up(self, number: int) -> _Expected:
+        try:
+            digest = self._up.registry.get(number).digest
+        except NotFoundError:
+            return _Expected(None, None)
+        sent = self._up.shelf.find(digest)
+        if sent is not None and sent.sent_digest != digest:
+            return _Expected(sent.sent_digest, sent.hashes)
+        if sent is None and self._up.maps_weights:
+            # What it was mapped to is not known here, not even by name.
+            return _Expected(digest, None)
+        try:
+            return _Expected(digest, self._up.registry.tensor_hashes(number))
         except WeightLedgerError:
             # Pruned or damaged: the digest alone still says whether anything changed.
-            return None
+            return _Expected(digest, None)
+
+    def _expected(self, note: Note, on_record: bool, answer: Inspection) -> _Expected:
+        known = self._version(note.version)
+        if not on_record or known.digest == note.sent_digest:
+            return known
+        # What was cast has no file; the worker noted the hashes then, and they make the digest that is on record.
+        noted = answer.noted
+        proved = noted is not None and content_digest(noted) == note.sent_digest
+        return _Expected(note.sent_digest, noted if proved else None)
+
+    # ------------------------------------------------------------------ answers
 
     def _read(self, seat: Seat, answer: Inspection) -> Held:
         note = answer.note
         if note is None:
             self._lose(seat, answer)
-            error = answer.error or "it was never sent a version"
+            error = answer.error or answer.overwritten or "it was never sent a version"
             return Held(seat.name, None, answer.digest, False, (), answer.incarnation, error)
-        self._believe(seat, note, answer)
+        on_record, error = self._believe(seat, note, answer)
+        held = Held(seat.name, note.version, answer.digest, False, (), answer.incarnation, error)
         if answer.digest is None:
             # It says what it holds, but nobody could look: the next update sends the bytes and takes a receipt.
             seat.known = None
-            return Held(seat.name, note.version, None, False, (), answer.incarnation, answer.error)
-        if answer.digest == note.sent_digest or callable(self._up.apply):
-            # An engine that loads in its own way need not keep the tensors as they were sent.
-            return Held(
-                seat.name,
-                note.version,
-                answer.digest,
-                answer.digest == note.sent_digest,
-                (),
-                answer.incarnation,
-                "",
-            )
-        return self._drifted(seat, note, answer)
+            return replace(held, error=answer.error)
+        expected = self._expected(note, on_record, answer)
+        drift, buffers = self._differences(expected, answer)
+        same = answer.digest == expected.digest or (bool(buffers) and not drift)
+        # An engine that loads in its own way need not keep the tensors as they were sent.
+        if on_record and (same or callable(self._up.apply)):
+            self._see(seat, note, answer)
+            return replace(held, matches=same, buffers=buffers)
+        seat.known = None
+        if on_record:
+            error = self._drifted(seat, note, answer, drift)
+        return replace(held, matches=same, drift=drift, buffers=buffers, error=error)
 
-    def _believe(self, seat: Seat, note: Note, answer: Inspection) -> None:
+    def _differences(
+        self, expected: _Expected, answer: Inspection
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the tensors that drifted, and of those that the worker's own code may write."""
+        # Of what was mapped, and of pruned versions, only the whole is on record: which changed is not known then.
+        wanted, found = expected.hashes, answer.hashes or {}
+        if wanted is None or answer.digest == expected.digest:
+            return (), ()
+        names = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        own = {name for name in names if name in answer.buffers or matches_any(name, self._ignore)}
+        return tuple(name for name in names if name not in own), tuple(name for name in names if name in own)
+
+    def _believe(self, seat: Seat, note: Note, answer: Inspection) -> tuple[bool, str]:
+        """Tell whether the record has what the worker's note says; if not, the holding on record ends, and why."""
         flight = seat.flight
-        pinned = seat.known is None or seat.known.pinned
-        own = flight is not None and flight.push.order == note.order
+        own = flight is not None and is_of(note, flight.push)
         if own or was_left_open(seat, note):
             self._earlier.append(confirmation(seat, note, answer.incarnation, "found by a probe"))
             seat.open_held = stretch_of(note, answer.incarnation)
             seat.open_pending = ()
             if flight is not None and own:
-                seat.flight, seat.passed_by, pinned = None, 0, flight.pinned
+                seat.flight, seat.passed_by = None, 0
+                seat.known = Known(note.version, note.sent_digest, answer.incarnation, flight.pinned)
         elif not is_on_record(seat, note, answer.incarnation):
             # Not what the record says; the next update sends the bytes and takes a receipt.
-            seat.known = None
-            return
+            ended = off_record(seat, note, answer.incarnation)
+            if ended is not None:
+                self._settlements.append(ended)
+            seat.open_held = None
+            return False, f"it says that it holds {told(note)}, which is not what is on record"
+        return True, ""
+
+    def _see(self, seat: Seat, note: Note, answer: Inspection) -> None:
         if seat.flight is None and not seat.open_pending:
+            pinned = seat.known is None or seat.known.pinned
             seat.known = Known(note.version, note.sent_digest, answer.incarnation, pinned)
             self._settlements.append(
                 Settlement(seat.row, seat.name, "seen", incarnation=answer.incarnation, version=note.version)
             )
 
-    def _drifted(self, seat: Seat, note: Note, answer: Inspection) -> Held:
-        expected, found = self._expected(seat), answer.hashes or {}
-        # Of what was cast or mapped only the whole digest is on record: which tensors changed is not known then.
-        names = () if expected is None else expected.keys() | found.keys()
-        drift = tuple(
-            sorted(name for name in names if expected is None or expected.get(name) != found.get(name))
-        )
+    def _drifted(self, seat: Seat, note: Note, answer: Inspection, drift: tuple[str, ...]) -> str:
         which = ", ".join(drift[:20]) or "some tensors"
-        text = f"its weights are not v{note.version} any more: {which} changed in place"
-        self._settlements = [item for item in self._settlements if item.worker != seat.row]
+        by = f" ({answer.overwritten})" if answer.overwritten else ""
+        text = f"its weights are not v{note.version} any more: {which} changed in place{by}"
         self._settlements.append(
             Settlement(
                 seat.row,
@@ -144,9 +210,8 @@ class Probing:
                 tensors=drift,
             )
         )
-        seat.known = None
         seat.open_held = None
-        return Held(seat.name, note.version, answer.digest, False, drift, answer.incarnation, text)
+        return text
 
     def _lose(self, seat: Seat, answer: Inspection) -> None:
         if seat.open_held is not None or seat.open_pending or seat.flight is not None:

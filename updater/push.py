@@ -79,6 +79,8 @@ class Note:
     run: str
     cast: tuple[str, ...] = ()
     """Names of tensors that were converted to the worker's dtype."""
+    registry: str = ""
+    """Where the run had its registry."""
 
 
 @dataclass(frozen=True)

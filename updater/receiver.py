@@ -402,7 +402,7 @@ def _is_same(one: Push, other: Push) -> bool:
 
 
 def _note(push: Push, held_digest: str, cast: tuple[str, ...]) -> Note:
-    return Note(push.version, push.digest, held_digest, push.order, push.run, cast)
+    return Note(push.version, push.digest, held_digest, push.order, push.run, cast, push.registry)
 
 
 def _watch(holding: _Holding | None, target: Any, plan: Any, ignore: tuple[str, ...]) -> Watch:
@@ -473,7 +473,7 @@ def _written_by(series: Series, holding: _Holding | None) -> str:
     if holding is None:
         return f"a push of policy {policy!r} of registry {uuid} was broken off"
     note = holding.note
-    where = f" at {holding.push.registry}" if holding.push is not None and holding.push.registry else ""
+    where = f" at {note.registry}" if note.registry else ""
     return f"run {note.run} wrote v{note.version} of policy {policy!r} of registry {uuid}{where} over it"
 
 

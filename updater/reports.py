@@ -124,11 +124,14 @@ class Held(Record):
     digest: str | None
     """Digest of the weights that really are in its module; None when they could not be read."""
     matches: bool
-    """Whether these are what the note says."""
+    """Whether these are the registry's version of that number, but for `buffers`."""
     drift: tuple[str, ...]
-    """Names of the tensors that differ from what was sent."""
+    """Names of the tensors that differ from it and should not."""
     incarnation: str | None
     error: str
+    buffers: tuple[str, ...] = ()
+    """Names of the tensors that differ, as they may: buffers and extra state, which a module's own forward writes
+    (running statistics, exploration rates), and what `ignore=` names."""
 
     def __repr__(self) -> str:
         version = "nothing known" if self.version is None else f"v{self.version}"

@@ -25,7 +25,7 @@ from weightledger.registry.weights.live import live_digest
 from weightledger.registry.weights.payload import Payload
 from weightledger.registry.weights.restore import copy_into
 from weightledger.updater.core import RayRemoteWeightUpdater
-from weightledger.updater.push import Push
+from weightledger.updater.push import Probe, Push
 from weightledger.updater.receiver import incarnation
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.rllib_learners import Learners
@@ -163,6 +163,9 @@ class ModuleUpdater(RayRemoteWeightUpdater):
             if content is None:
                 return Trouble("bytes_lost", "the object store has lost the weights")
         return receive_in_runner(handle, push, content, number)
+
+    def _ask(self, worker_id: int, question: Probe) -> Any:
+        return self._sync_weights_with_worker(worker_id, ServerWeights.asking(question))
 
     def _next_number(self, worker_id: int) -> int:
         """Return RLlib's number for a push: higher than that of any before it to the same env runner.

@@ -42,6 +42,8 @@ class Seat:
     open_pending: tuple[Stretch, ...] = ()
     """Open rows of pushes that earlier updaters left unsettled, oldest first; its own push is `flight`."""
     flight: Flight | None = None
+    question: Any = None
+    """What the transport gave back for a question that was not answered yet."""
     passed_by: int = 0
     """Calls that named it and passed it by since its last receipt."""
     owed: bool = False

@@ -51,6 +51,13 @@ class ServerWeights:
     structure: dict[str, Any] = field(repr=False)
     push: Push | Probe | None = None
     """The instruction that goes with the bytes; None outside of an update."""
+    hashes: Mapping[str, str] | None = field(default=None, repr=False)
+    """Hash of every tensor that is sent, where that is not the version's."""
+
+    @classmethod
+    def asking(cls, question: Probe, version: int = 0) -> ServerWeights:
+        """Return a question in the place of weights: it goes the same way, without bytes."""
+        return cls(version, "", "", (), 0, None, {}, push=question)
 
     @property
     def mark(self) -> Mark:

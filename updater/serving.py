@@ -200,16 +200,17 @@ class Serving:
         structure: dict[str, Any],
         spread: _Aside | None,
     ) -> ServerWeights:
-        sent = digest
+        sent, hashes = digest, None
         if self._up.maps_weights:
             weights = codec.rebuild(structure, payload.tensors(), payload.values)
             # Packed whatever it returns: it may have written into what it was given.
             content = codec.flatten(self._up._maybe_map_weights(weights), where="mapped weights")
             payload = Packer().pack(content, policy=self._ledger.policy, step=None)
             payload.hash()
-            structure, sent = content.structure, payload.digest
+            structure, sent, hashes = content.structure, payload.digest, payload.hashes
         handle = self._up._distribute(payload) if spread is None else spread.result()
-        return ServerWeights(number, digest, sent, nonfinite, payload.buffer.nbytes, handle, structure)
+        nbytes = payload.buffer.nbytes
+        return ServerWeights(number, digest, sent, nonfinite, nbytes, handle, structure, hashes=hashes)
 
     # ------------------------------------------------------------------ the publication's way
 

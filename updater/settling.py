@@ -67,13 +67,13 @@ def read_receipt(seat: Seat, push: Push, receipt: Receipt) -> Reading:
 
     now = receipt.now
     match receipt.outcome:
-        case "applied" | "relabelled" if now is not None and _is_of(now, push):
+        case "applied" | "relabelled" if now is not None and is_of(now, push):
             detail = f"cast to the worker's dtype: {', '.join(now.cast)}" if now.cast else ""
             status: Status = "current" if receipt.outcome == "relabelled" else "synced"
             ended = _false_record(seat, receipt)
             return Reading((*ended, *earlier), settled("confirmed", detail), status, "")
         case "applied" | "relabelled":
-            detail = f"its receipt is not for v{push.version}: it says that it holds {_told(now)}"
+            detail = f"its receipt is not for v{push.version}: it says that it holds {told(now)}"
             return Reading(earlier, settled("unknown", detail), "failed", detail)
         case "bytes_wanted":
             return Reading(
@@ -156,14 +156,24 @@ def read_answer(seat: Seat, answer: Inspection) -> Settlement | None:
     return _end(seat, note, answer.incarnation, answer.overwritten)
 
 
-def _is_of(note: Note, push: Push) -> bool:
+def off_record(seat: Seat, note: Note, incarnation: str) -> Settlement | None:
+    """Tell what ends the holding on record, where a worker's note is of another push; None when there is none."""
+    return _end(seat, note, incarnation, "")
+
+
+def is_of(note: Note, push: Push) -> bool:
+    """Tell whether a worker's note is of a push, and of its content."""
     if (note.order, note.run, note.version, note.digest) != (push.order, push.run, push.version, push.digest):
         return False
     return note.sent_digest == push.sent_digest or bool(note.cast)
 
 
-def _told(note: Note | None) -> str:
-    return "nothing known" if note is None else f"v{note.version} by order {note.order} of run {note.run}"
+def told(note: Note | None) -> str:
+    """Say in words what a worker's note says."""
+    if note is None:
+        return "nothing known"
+    where = f" of the registry at {note.registry}" if note.registry else ""
+    return f"v{note.version} by order {note.order} of run {note.run}{where}"
 
 
 def _false_record(seat: Seat, receipt: Receipt) -> tuple[Settlement, ...]:
@@ -187,7 +197,9 @@ def _end(seat: Seat, note: Note | None, incarnation: str, overwritten: str) -> S
     if overwritten:
         verdict, detail = "drifted", f"it does not hold v{held.version} any more: {overwritten}"
     elif note is not None:
-        detail = f"it says that it holds {_told(note)}, which is not what is on record"
+        detail = f"it says that it holds {told(note)}, which is not what is on record"
+    elif held.incarnation == incarnation:
+        detail = "it does not know any more what it holds"
     else:
         verdict, detail = "lost", "it holds nothing that was sent: a new process"
     return Settlement(

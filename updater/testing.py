@@ -26,7 +26,7 @@ from typing import Any
 
 from weightledger.registry import Registry
 from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
-from weightledger.updater.push import Inspection, Receipt
+from weightledger.updater.push import Inspection, Probe, Receipt
 from weightledger.updater.receiver import receive
 from weightledger.updater.seats import Seat
 from weightledger.updater.server import ServerWeights
@@ -141,6 +141,9 @@ class FakeWorkers(RemoteWeightUpdaterBase):
         future: Future[Any] = Future()
         fake.queue.append((future, server_weights))
         return future
+
+    def _ask(self, worker_id: int, question: Probe) -> Any:
+        return self._sync_weights_with_worker(worker_id, ServerWeights.asking(question))
 
     def _carry_out(self, fake: _Fake, weights: ServerWeights) -> Receipt | Inspection:
         assert weights.push is not None

@@ -20,10 +20,10 @@ from weightledger.registry import Registry
 from weightledger.registry.log.refs import Ref
 from weightledger.registry.records import Version
 from weightledger.updater.core import RayRemoteWeightUpdater
+from weightledger.updater.courier import CarryOut
 from weightledger.updater.lineage_mask import lineage_mask
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.reports import SyncReport
-from weightledger.updater.server import ServerWeights
 from weightledger.updater.telling import OnFailure, SyncWarning, check_on_failure, tell_failures
 from weightledger.updater.torchrl_collector import (
     after_loading,
@@ -81,7 +81,8 @@ class RayCollectorWeightUpdater(_Accepted):
         registry: where versions are kept.
         names: lasting names of the workers in the registry; by default `collector-<i>`.
         locate: where the policy is in a collector.
-        apply: as in `RayRemoteWeightUpdater`; so are `timeout`, `cast`, `allow_nonfinite`, `extra`, `on_rollback`.
+        apply: as in `RayRemoteWeightUpdater`; so are `timeout`, `cast`, `allow_nonfinite`, `extra`, `on_rollback`,
+            `ignore`.
         on_failure: TorchRL drops the report of `update_policy_weights_`, so a worker that did not get its weights is
             told as a `SyncWarning`, or with `"raise"` as a `SyncError`. A worker whose own code rejects the first
             weights that it is sent (they do not fit, no policy is found, `apply` raised) is an error either way.
@@ -108,6 +109,7 @@ class RayCollectorWeightUpdater(_Accepted):
         allow_nonfinite: bool | Collection[str] = False,
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
+        ignore: Collection[str] = (),
         on_failure: OnFailure = "warn",
     ) -> None:
         self.on_failure = check_on_failure(on_failure)
@@ -123,6 +125,7 @@ class RayCollectorWeightUpdater(_Accepted):
             allow_nonfinite=allow_nonfinite,
             extra=extra,
             on_rollback=on_rollback,
+            ignore=ignore,
         )
         self._names = None if names is None else list(names)
         self._follows_collector = max_interval is None
@@ -261,10 +264,9 @@ class RayCollectorWeightUpdater(_Accepted):
         self._take_new()
         return super().all_worker_ids()
 
-    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
-        """Start one push to a collector's actor; returns the `ObjectRef` of its receipt."""
-        self._connection.check()
-        return self._courier.send(self.seats.get(worker_id).handle, receive_in_collector, server_weights)
+    @property
+    def _carry_out(self) -> CarryOut:
+        return receive_in_collector
 
     def _begin(self, collector: Any) -> None:
         """Let no frame be played with weights that have no version; asked before each iteration."""

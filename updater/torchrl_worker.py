@@ -206,10 +206,14 @@ def _one_receipt(collector: Any, push: Push, answers: list[Receipt]) -> Receipt:
 
 def _one_inspection(probe: Probe, answers: list[Inspection]) -> Inspection:
     first = answers[0]
-    if all((answer.note, answer.digest) == (first.note, first.digest) for answer in answers):
+    told = {(answer.note, answer.digest, bool(answer.overwritten)) for answer in answers}
+    if len(told) == 1:
         return replace(first, incarnation=incarnation())
     # One that differs is shown, so that what differs in it is told.
-    odd = next((one for one in answers if one.note is None or one.digest != one.note.sent_digest), first)
+    differing = (one for one in answers if one.note is None or one.overwritten)
+    odd = next(
+        differing, next((one for one in answers if one.note and one.digest != one.note.sent_digest), first)
+    )
     return replace(odd, incarnation=incarnation(), error=odd.error or "its processes do not hold the same")
 
 

@@ -143,21 +143,49 @@ class Update:
             for seat in seats:
                 self._note(seat, None, "current", "there is no version yet")
             return
+        ended = self._up.asking.hear(seats, wait=False)
         works = [self._plan(seat) for seat in seats]
-        vanished = self._check_lives(works)
+        for work in works:
+            self._remark(work, ended)
+        vanished = [*ended.values(), *self._check_lives(works)]
         for work in works:
             if work.action in ("push", "relabel"):
                 work.server = self._server_for(work.target)
         leaving = [work for work in works if work.action in ("push", "relabel")]
         order = self._commit_intentions(leaving, vanished)
         self._send(leaving, order)
+        quiet = {work.seat.id: work for work in works if work.action in ("current", "skip", "refuse")}
+        asked = self._up.asking.ask(work.seat for work in quiet.values())
         self._serving.finish()
         self._outstanding = {
             work.seat.id: work for work in works if work.action in ("push", "relabel", "wait")
         }
-        self._await()
+        self._await(self._serving.publication is not None)
+        self._bring_back(quiet, self._up.asking.hear(asked, wait=True))
         self._report_standing(works)
         self._up._tidy({self._head.digest} | {mark.digest for mark in self._view.pinned.values()})
+
+    def _bring_back(self, quiet: dict[int, _Work], ended: dict[int, Settlement]) -> None:
+        """Send their target to workers that were thought to hold it, or something that would do, and do not."""
+        if not ended:
+            return
+        again = []
+        for key in ended:
+            work = quiet[key]
+            self._remark(work, ended)
+            if self._redecide(work):
+                work.server = self._server_for(work.target)
+                again.append(work)
+        with self._ledger.writing() as conn:
+            fleet.settle(self._ledger, conn, list(ended.values()))
+            order = self._intend(conn, again)
+        self._send(again, order)
+        self._outstanding = {work.seat.id: work for work in again}
+        self._await(False)
+
+    def _remark(self, work: _Work, ended: dict[int, Settlement]) -> None:
+        if work.seat.id in ended:
+            work.remark = f"{ended[work.seat.id].detail}; it was sent its weights again"
 
     def _look(self) -> None:
         """See the head, the pins and the versions they name, in one view."""
@@ -277,7 +305,8 @@ class Update:
             flight = Flight(
                 outfit.push, Trouble("doubtful", "interrupted while it was sent"), work.target.pinned
             )
-            seat.flight = flight
+            # An answer that is still to come would speak of what was before.
+            seat.flight, seat.question = flight, None
             try:
                 flight.handle = self._up._sync_weights_with_worker(seat.id, outfit)
             except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
@@ -286,8 +315,7 @@ class Update:
 
     # ------------------------------------------------------------------ receipts
 
-    def _await(self) -> None:
-        unclosed = self._serving.publication is not None
+    def _await(self, unclosed: bool) -> None:
         while self._outstanding or self._reviving or unclosed:
             left = self._deadline - time.monotonic()
             patience = left
@@ -338,7 +366,7 @@ class Update:
                 settlements.append(self._apply(seat, reading, result))
             if isinstance(result, Trouble) and result.kind == "restarting" and left > 0:
                 self._lose(work, result)
-            elif (reading.resend and left > 0) or self._must_reread(work, result):
+            elif reading.resend or self._must_reread(work, result):
                 work.action = "push"
                 again.append(work)
             elif work.action == "wait" and reading.status not in ("timeout", "dead"):

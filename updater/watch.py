@@ -82,7 +82,7 @@ class Watch:
 
 
 def written_by_forward(target: Any, known_names: Collection[str]) -> set[str]:
-    """Return the names of a target's buffers, which the module's own forward may write.
+    """Return the names of a target's buffers and extra state, which the module's own forward may write.
 
     Args:
         target: a module, TensorDict or mapping of tensors.
@@ -92,7 +92,9 @@ def written_by_forward(target: Any, known_names: Collection[str]) -> set[str]:
     weights = {leaves.same_memory(tensor) for tensor in _split(target, ())[0]}
     renamed = align(live.all_names(), set(known_names))
     every = {**live.tensors, **live.optional}
-    return {renamed[name] for name, tensor in every.items() if leaves.same_memory(tensor) not in weights}
+    found = {name for name, tensor in every.items() if leaves.same_memory(tensor) not in weights}
+    found |= {name for name in live.values if live.extra_of(name) is not None}
+    return {renamed[name] for name in found}
 
 
 def matches_any(name: str, globs: Iterable[str]) -> bool:

@@ -23,6 +23,7 @@ from weightledger.registry.records import Holding, WorkerStatus
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport, acting, held_version
 from weightledger.updater.lives import find_lives
+from weightledger.updater.receiver import _states
 from weightledger.updater.settling import Trouble
 
 PATIENCE = 90.0
@@ -49,7 +50,8 @@ class Rollouts:
         self.policy = filled(value, width)
 
     def reset(self, value: float = -1.0, width: int = 3) -> None:
-        self.__dict__.clear()  # with what earlier tests pushed
+        self.__dict__.clear()
+        _states.pop(id(self), None)  # what earlier tests pushed
         self.__init__(value, width)  # type: ignore[misc]
 
     def value(self) -> float:

@@ -383,11 +383,21 @@ def test_force_sends_the_bytes_even_to_who_holds_them(start: Start) -> None:
     updater = start()
     updater.update_weights()
     get(updater.remote_collectors[0].change.remote(9.0))
-    assert statuses(updater.update_weights()) == ["current", "current"] and values(updater) == [9.0, 1.0]
-    assert statuses(updater.update_weights(force=True)) == ["synced", "synced"] and values(updater) == [
-        1.0,
-        1.0,
-    ]
+    assert statuses(updater.update_weights(force=True)) == ["synced", "synced"]
+    assert values(updater) == [1.0, 1.0]
+    check_truth(updater)
+
+
+def test_an_unchanged_update_mends_what_a_workers_own_code_wrote_over(start: Start) -> None:
+    updater = start()
+    updater.update_weights()
+    assert statuses(updater.update_weights()) == ["current", "current"]
+    get(updater.remote_collectors[0].change.remote(9.0))
+    assert stamps(updater) == [None, 1]
+    report = updater.update_weights()
+    assert (statuses(report), values(updater)) == (["synced", "current"], [1.0, 1.0])
+    assert "somebody wrote into its weights" in report.workers[0].error
+    assert stamps(updater) == [1, 1]
     check_truth(updater)
 
 
@@ -1027,14 +1037,28 @@ def test_a_loader_that_raises_leaves_that_worker_unknown(start: Start) -> None:
     assert learn(updater, 3.0).ok and stamps(updater) == [3, 3]
 
 
+def _opponent(actor: Any) -> Any:
+    if not hasattr(actor, "opponent"):
+        actor.opponent = filled(0.0)
+    return actor.opponent
+
+
 def test_workers_can_stamp_what_they_sample(start: Start) -> None:
     """RL-19: what an actor holds is known for each policy by itself."""
-    main, opponent = start(policy="main"), start(policy="opponent", locate="policy")
+    main, opponent = start(policy="main"), start(policy="opponent", locate=_opponent)
     learn(main, 1.0)
     learn(main, 2.0)
     learn(opponent, 3.0)
     actor = main.remote_collectors[0]
     assert get([actor.stamp.remote("main"), actor.stamp.remote("opponent")]) == [2, 1]
+    # What is written into one place by two of them is known of the last one alone.
+    same = start(policy="same", actors=main.remote_collectors)
+    learn(same, 4.0)
+    stamped = get([actor.stamp.remote(policy) for policy in ("main", "opponent", "same")])
+    assert stamped == [None, 1, 1]
+    learn(main, 2.0)
+    stamped = get([actor.stamp.remote(policy) for policy in ("main", "opponent", "same")])
+    assert stamped == [2, 1, None]
     with pytest.raises(ValueError, match=r"policies.*policy="):
         get(actor.stamp.remote())
 

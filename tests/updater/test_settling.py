@@ -74,7 +74,9 @@ def test_a_first_push_that_does_not_fit_is_a_failed_sync_and_no_lost_worker() ->
 
 
 def test_a_process_without_a_note_ends_what_the_record_says_it_holds() -> None:
-    reading = read_receipt(seat(held=note(7, 11)), push(), receipt("kept", None, None, "wrong shape"))
+    reading = read_receipt(
+        seat(held=note(7, 11), life="life-0"), push(), receipt("kept", None, None, "wrong shape")
+    )
     assert [item.verdict for item in reading.earlier] == ["kept"]
     assert (reading.settlement.verdict, reading.status) == ("lost", "failed")
 
