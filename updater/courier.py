@@ -13,6 +13,8 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from weightledger.updater.connection import ray_get
+from weightledger.updater.lives import own_actor
 from weightledger.updater.push import Inspection, Probe, Push, Receipt
 from weightledger.updater.server import ServerWeights
 
@@ -27,8 +29,17 @@ class Courier:
         self._packed: tuple[Any, Any, CarryOut, bytes] | None = None
 
     def send(self, actor: Any, carry_out: CarryOut, weights: ServerWeights) -> Any:
-        """Let an actor carry an instruction out; returns the `ObjectRef` of its answer."""
+        """Let an actor carry an instruction out.
+
+        Returns:
+            The `ObjectRef` of its answer; the answer itself of the actor in which this is called.
+        """
         instruction, payload = weights.push, weights.handle
+        here = own_actor(actor)
+        if here is not None:
+            return carry_out(
+                here, instruction, ray_get(payload) if isinstance(payload, ray.ObjectRef) else payload
+            )
         if not _is_plain(instruction):
             # What a user's function has captured, references among it, is Ray's to look through.
             return actor.__ray_call__.remote(carry_out, instruction, payload)

@@ -1,16 +1,19 @@
-"""Which life an actor is in, asked of Ray's own table: busy workers need not answer.
+"""Which life an actor is in, asked of Ray's own table: busy workers need not answer; and which actor this process is.
 
-The public state API needs the dashboard, which small runs do not start, so the table is read where Ray keeps it; this
-module is the only one that knows how.
+The public state API needs the dashboard, which small runs do not start, so the table is read where Ray keeps it, and so
+is the object of this process's actor; this module is the only one that knows how.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import Message
 from ray._private import state
+from ray._private.worker import global_worker
 
 from weightledger.updater.receiver import life_name
 from weightledger.updater.settling import Trouble
@@ -34,6 +37,27 @@ def find_lives(handles: Mapping[int, Any]) -> dict[int, str | Trouble]:
         rows = {key: state.actors(actor) for key, actor in ids.items()}
     lives = {key: _life(row) for key, row in rows.items()}
     return {key: life for key, life in lives.items() if life is not None}
+
+
+def own_actor(handle: Any) -> Any:
+    """Return the object of an actor whose own call is asking, since another call to it would wait for that one.
+
+    Returns:
+        None for other actors, and in threads of the actor's own, beside which its calls go on.
+    """
+    found = global_worker.actors.get(handle._actor_id)
+    return found if found is not None and _is_calls_thread() else None
+
+
+def _is_calls_thread() -> bool:
+    if threading.current_thread() is threading.main_thread():
+        return True
+    # Calls to async actors run in an event loop of their own; those of threaded ones do not wait for each other.
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _life(row: Mapping[str, Any]) -> str | Trouble | None:
