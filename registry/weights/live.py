@@ -212,14 +212,10 @@ def identity(target: object) -> list[object]:
                 found += children.keys()
                 _take(children.values(), found, stack)
             # Another hook may show other tensors, or refresh what was derived from them.
-            for hooks in (
-                item._state_dict_hooks,
-                item._state_dict_pre_hooks,
-                item._load_state_dict_pre_hooks,
-                item._load_state_dict_post_hooks,
-            ):
-                if hooks:
-                    found += hooks.values()
+            found += item._state_dict_hooks.values() if item._state_dict_hooks else ()
+            found += item._state_dict_pre_hooks.values() if item._state_dict_pre_hooks else ()
+            found += item._load_state_dict_pre_hooks.values() if item._load_state_dict_pre_hooks else ()
+            found += item._load_state_dict_post_hooks.values() if item._load_state_dict_post_hooks else ()
         elif isinstance(item, Mapping):
             found += item
             _take(item.values(), found, stack)
