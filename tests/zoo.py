@@ -490,6 +490,30 @@ class Derived(nn.Linear):
         return x @ self.derived.t() + self.bias
 
 
+class Metric(nn.Module):
+    """Keeps its state in plain attributes, as metrics do, and saves and loads it by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(2)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "total"] = self.total.detach()
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        self.total = state.pop(prefix + "total")
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.total
+
+
+def count(module: Any) -> None:
+    shift(module)
+    module[1].total = module[1].total + 1
+
+
 def rederive(module: Any) -> None:
     shift(module)
     module.derive()
@@ -500,6 +524,7 @@ add("a packed projection, shown in parts", Split, rows(2, 3))
 add("a packed projection, shown in copies", SplitCopies, rows(2, 3))
 add("a part that is not registered", Outside, rows(2, 3))
 add("copies in a part's state", lambda: nn.Sequential(nn.Linear(3, 3), SplitCopies()), rows(2, 3))
+add("a metric", lambda: nn.Sequential(nn.Linear(3, 2), Metric()), rows(2, 3), change=count)
 add("derived when loaded", Derived, rows(2, 3), change=rederive)
 
 # ---------------------------------------------------------------------- tensordict

@@ -60,10 +60,12 @@ def load(plan: Plan, payload: Payload, copy_rest: Callable[[], None], *, keep: b
     extras = {own_names[name]: _extra_state(payload, name) for name in plan.live.extras}
     wanted = _wanted(plan, payload, own_names)
     former = Former(plan.live)
+    with _untouched("a state dict of its own could not be made for the target"):
+        state = _state(plan.live, wanted, extras, payload.structure)
     loaded, why = False, f"{who} was interrupted"
     try:
         with _writing(former.tensors):
-            _call_load(module, _state(plan.live, wanted, extras, payload.structure))
+            _call_load(module, state)
             copy_rest()
         missed = _shown_by(module).differences(wanted)
         loaded = keep and not missed
@@ -153,6 +155,10 @@ class Former:
     def __init__(self, live: Live) -> None:
         assert live.module is not None
         self._module = live.module
+        with _untouched("what the target holds could not be set aside"):
+            self._set_aside(live)
+
+    def _set_aside(self, live: Live) -> None:
         self._live = live
         self._parts = [(part, [dict(one) for one in _containers(part)]) for part in self._module.modules()]
         loose = (value for _, containers in self._parts for value in containers[0].values())
@@ -294,6 +300,14 @@ def _call_load(module: nn.Module, state: Mapping[Any, Any]) -> None:
         module.load_state_dict(state, strict=True)
     else:
         module.load_state_dict(state)
+
+
+@contextmanager
+def _untouched(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # most of all, memory that is short
+        raise InvalidWeightsError(f"{what}; nothing was changed: {error}") from error
 
 
 @contextmanager
