@@ -34,7 +34,11 @@ class Fleet(FakeWorkers):
     """A driver that takes over the workers of another one."""
 
     def __init__(self, value: float, fakes: list[Any], **options: Any) -> None:
-        super().__init__(constant(value), [], **options)
+        learner, registry = constant(value), options["registry"]
+        if registry.versions():
+            # Where the registry is, training goes on.
+            registry.restore("head", learner)
+        super().__init__(learner, [], **options)
         if fakes:
             self._add_workers(fakes, [f"w{index}" for index in range(len(fakes))])
 
@@ -114,3 +118,99 @@ def test_workers_ahead_of_a_registry_that_was_put_back_are_reached_by_the_next_u
         assert update(fleet, 51.0).ok
         assert fleet.values() == [51.0, 51.0]
         assert len(jumps(fleet.registry)) == 1
+
+
+def test_a_probe_compares_with_the_registrys_version_and_ends_what_is_false(tmp_path: Path) -> None:
+    """The worker holds the v2 of before; the registry that was put back has another v2 of the same order."""
+    fakes = workers(1)
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        update(fleet, 1.0)
+    shutil.copytree(tmp_path / "r", tmp_path / "backup")
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        update(fleet, 2.0)
+    put_back(tmp_path)
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        fleet.registry.publish(constant(50.0))
+        fleet.adopt()
+        last_evidence = fleet.registry.history(worker="w0")[0].confirmed_at
+        found = fleet.probe()[0]
+        assert (
+            not found.matches and found.drift == ("bias", "weight") and "not what is on record" in found.error
+        )
+        (ended,) = fleet.registry.history(worker="w0")
+        assert (ended.version, ended.ended_how, ended.ended_at) == (1, "unknown", last_evidence)
+        assert fleet.registry.workers()[0].held is None
+        assert update(fleet, 50.0).ok and fleet.values() == [50.0]
+        assert fleet.probe()[0].matches
+        check_record(fleet.registry, fleet)
+
+
+def test_a_registry_that_was_made_anew_reaches_its_workers_and_says_who_wrote_before(tmp_path: Path) -> None:
+    fakes = workers(1)
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        for value in (1.0, 2.0, 3.0):
+            update(fleet, value)
+        before = fleet.registry.uuid
+    shutil.rmtree(tmp_path / "r")
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        assert fleet.registry.uuid != before
+        fleet.registry.publish(constant(7.0))
+        fleet.adopt()
+        found = fleet.probe()[0]
+        assert not found.matches and before in found.error and str(tmp_path / "r") in found.error
+        assert update(fleet, 7.0).ok and fleet.values() == [7.0]
+        assert held_version(fakes[0].worker) == 1 and fleet.probe()[0].matches
+        assert jumps(fleet.registry) == []
+        check_record(fleet.registry, fleet)
+
+
+def test_a_registry_that_was_put_back_to_before_its_first_version_begins_again(tmp_path: Path) -> None:
+    """The same registry, emptied: its numbers and orders begin at one again."""
+    fakes = workers(1)
+    Registry.open(tmp_path / "r").close()
+    shutil.copytree(tmp_path / "r", tmp_path / "backup")
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        update(fleet, 1.0)
+    put_back(tmp_path)
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        assert update(fleet, 50.0).ok and fleet.values() == [50.0]
+        check_record(fleet.registry, fleet)
+
+
+def test_a_registry_that_was_moved_goes_on_as_before(tmp_path: Path) -> None:
+    fakes = workers(1)
+    with driver(tmp_path / "r", 1.0, fakes) as fleet:
+        update(fleet, 1.0)
+    (tmp_path / "r").rename(tmp_path / "moved")
+    with driver(tmp_path / "moved", 1.0, fakes) as fleet:
+        assert update(fleet, 2.0).ok and fleet.values() == [2.0]
+        assert jumps(fleet.registry) == []
+        assert [(one.version, one.ended_how) for one in fleet.registry.history()] == [
+            (1, "replaced"),
+            (2, None),
+        ]
+
+
+def test_of_two_registries_on_one_worker_the_last_write_counts_for_both(tmp_path: Path) -> None:
+    fakes = workers(1)
+    with driver(tmp_path / "a", 1.0, fakes) as one:
+        update(one, 1.0)
+        with driver(tmp_path / "b", 9.0, fakes) as other:
+            update(other, 9.0)
+            assert held_version(fakes[0].worker) == 1
+            found = one.probe()[0]
+            assert not found.matches and other.registry.uuid in found.error
+            assert (one.registry.workers()[0].held, other.registry.workers()[0].held) == (None, 1)
+            report = one.update_weights()
+            assert report.ok and one.values() == [1.0]
+            assert (one.registry.workers()[0].held, one.probe()[0].matches) == (1, True)
+            # The other one asks, and is told who wrote.
+            report = other.update_weights()
+            assert statuses(report.workers) == {"w0": "synced"} and other.values() == [9.0]
+            assert one.registry.uuid in report.workers[0].error
+            check_record(other.registry, other)
+
+
+def put_back(folder: Path) -> None:
+    shutil.rmtree(folder / "r")
+    shutil.copytree(folder / "backup", folder / "r")
