@@ -17,35 +17,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from weightledger.registry import Registry, arguments
-from weightledger.registry.errors import ConflictError, InUseError
+from weightledger.registry import Registry, arguments, origins
+from weightledger.registry.errors import ConflictError, InUseError, InvalidWeightsError
 from weightledger.registry.log import fleet, lineage
 from weightledger.registry.log.refs import Ref
 from weightledger.registry.log.refs import parse as parse_ref
 from weightledger.registry.records import Version
-from weightledger.registry.store.publishing import Draft, Publication
+from weightledger.registry.store.publishing import Draft, Publication, check_step
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.layout import Opening
 from weightledger.registry.weights.payload import Payload, parse
-from weightledger.registry.weights.restore import Plan, check_fit, copy_into
+from weightledger.registry.weights.restore import Plan, check_fit, copy_into, live_digest
 from weightledger.registry.weights.reuse import Flattener
 from weightledger.updater import claims
 from weightledger.updater.asking import Asking
 from weightledger.updater.background import UpdateFuture, fill
 from weightledger.updater.checks import check_globs, check_interval, check_options, check_timeout
-from weightledger.updater.plan import within_interval
+from weightledger.updater.plan import refused_tensors, within_interval
 from weightledger.updater.probing import Probing
 from weightledger.updater.push import Apply, Inspection, Locate, Probe, Push, Receipt, Series
 from weightledger.updater.reading import Reader
 from weightledger.updater.reports import Held, SyncReport
-from weightledger.updater.seats import Seat, Seats
+from weightledger.updater.seats import Seat, Seats, WorkerId, WorkerIds
 from weightledger.updater.server import Mark, ServerWeights, Shelf, View, mark_of
 from weightledger.updater.serving import HeadMovedError, Request, Restoration, Serving
 from weightledger.updater.settling import Trouble
+from weightledger.updater.starting import Origin, Start, check_start, unsaid
 from weightledger.updater.update import Update
 
 if TYPE_CHECKING:
@@ -109,7 +111,19 @@ class RemoteWeightUpdaterBase(ABC):
         extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
         on_rollback: called with the version after the server weights were restored to it.
         ignore: globs of the names of tensors that the workers' own code writes: like buffers, they are no drift.
+        start: how the training begins on a policy that has versions. `"head"` restores the server weights to the head
+            and calls `on_rollback` at once, `"new"` begins a new line and abandons what was before, `"continue"` says
+            that the server weights were restored already. On an empty policy all are the same, so that a script that
+            can be resumed says `"head"` from its first run on. None is enough where it is plain: on an empty policy,
+            while the content is the head's, or when this process published or restored the head from this very
+            object; else the first publish is a `ConflictError`.
     """
+
+    begins_at_once: ClassVar[bool] = True
+    """Whether `start` is looked at when the updater is made. Where workers come later it is with the first call: their
+    names are claimed before the server weights are touched."""
+    tells_if_stuck: ClassVar[bool] = True
+    """Whether a warning tells that content stays what it is although the step advances."""
 
     def __init__(
         self,
@@ -125,6 +139,7 @@ class RemoteWeightUpdaterBase(ABC):
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
         ignore: Collection[str] = (),
+        start: Start | None = None,
     ) -> None:
         check_options(
             registry=registry,
@@ -150,7 +165,10 @@ class RemoteWeightUpdaterBase(ABC):
         self.seats = Seats()
         self.shelf = Shelf()
         self.head: Mark | None = None
-        """The head that the server weights were trained from."""
+        """The head as this updater knows it, which the server weights were trained from if `_origin` says so."""
+        self._start = check_start(start)
+        self._origin: Origin | None = None
+        """None until somebody has to know; then what `start` says, or what is plain."""
         self._marks: dict[int, Mark] = {}
         self._flattener = Flattener()
         self._plans: dict[int, Plan] = {}
@@ -172,9 +190,7 @@ class RemoteWeightUpdaterBase(ABC):
         self._observer: Observer | None = None
         self._closed = False
         registry.runs.keep_alive()
-        with registry.ledger.reading() as conn:
-            number = registry.ledger.head_number(conn)
-            self.head = None if number is None else self._mark(conn, number)
+        self._see_head()
 
     @property
     def series(self) -> Series:
@@ -266,7 +282,7 @@ class RemoteWeightUpdaterBase(ABC):
     def update_weights(
         self,
         weights: Any = None,
-        worker_ids: int | Iterable[int] | None = None,
+        worker_ids: WorkerIds | None = None,
         *,
         wait: bool = True,
         force: bool = False,
@@ -274,6 +290,7 @@ class RemoteWeightUpdaterBase(ABC):
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         message: str = "",
+        restructure: bool = False,
     ) -> Any:
         """Publish the server weights if they changed, and bring workers to their targets.
 
@@ -288,13 +305,16 @@ class RemoteWeightUpdaterBase(ABC):
             step: as in `Registry.publish`, for the version that is published; so are `metrics`, `metadata`, `message`.
                 When the content is the head's, none is published and these are not kept (`report.published` tells);
                 `Registry.record_metrics` adds numbers to a version that exists.
+            restructure: publish names and shapes that are not the head's, of a model that grew.
 
         Returns:
             A `SyncReport`, or a future of it. One bad worker stops nobody and raises nothing.
 
         Raises:
-            ConflictError: another run published. Nothing was changed; `adopt()` is the way out.
-            InvalidWeightsError: the weights cannot be stored. Nothing was changed.
+            ConflictError: another run published, or nobody said that this training goes on from the head (`start`).
+                Nothing was changed; `adopt()` is the way out.
+            InvalidWeightsError: the weights cannot be stored, or have other names or shapes than the head. Nothing was
+                changed.
             NotFoundError: no worker has such an id.
         """
         with self._caller:
@@ -305,9 +325,16 @@ class RemoteWeightUpdaterBase(ABC):
                 weights=weights,
                 forced=force or weights is not None,
                 resend=force,
-                about={"step": step, "metrics": metrics, "metadata": metadata, "message": message},
+                restructure=restructure,
+                about={
+                    "step": check_step(step),
+                    "metrics": metrics,
+                    "metadata": metadata,
+                    "message": message,
+                },
             )
             if wait and self._only_publishes:
+                self._begin_training()
                 self._drain()
                 return self._run_on_head(request)
             # Before any hook is called: one that does not publish would not meet the head, and a copy that is made now
@@ -334,7 +361,7 @@ class RemoteWeightUpdaterBase(ABC):
             )
         return self.update_weights(*arguments, **options)
 
-    def sync(self, worker_ids: int | Iterable[int] | None = None, version: Ref | None = None) -> SyncReport:
+    def sync(self, worker_ids: WorkerIds | None = None, version: Ref | None = None) -> SyncReport:
         """Bring workers to their targets, publishing nothing.
 
         Args:
@@ -395,7 +422,7 @@ class RemoteWeightUpdaterBase(ABC):
                 if restoration.version is not None:
                     self._tell_if_restored(restoration.version)
 
-    def pin(self, worker_id: int, ref: Ref, reason: str = "") -> SyncReport:
+    def pin(self, worker_id: WorkerId, ref: Ref, reason: str = "") -> SyncReport:
         """Hold a worker at a version or alias, in the registry, and bring it there.
 
         Raises:
@@ -410,7 +437,7 @@ class RemoteWeightUpdaterBase(ABC):
             self.registry.pin(seat.name, ref, reason=reason, literal=True)
             return self.sync(seat.id)
 
-    def unpin(self, worker_id: int) -> SyncReport:
+    def unpin(self, worker_id: WorkerId) -> SyncReport:
         """Let a worker follow the head again, and bring it there.
 
         Raises:
@@ -444,19 +471,29 @@ class RemoteWeightUpdaterBase(ABC):
                 return Probing(self, (*self.ignore, *check_globs("ignore", ignore))).run()
 
     def adopt(self) -> Version:
-        """Take over a head that another run published: the server weights are restored to it, `on_rollback` is called.
+        """Take over the head: the server weights are restored to it, `on_rollback` is called.
+
+        So a training goes on after another run published, or from what an earlier one left.
 
         Returns:
             The version that the server weights hold now.
 
         Raises:
-            InvalidWeightsError: they do not fit. Nothing was changed.
+            InvalidWeightsError: they do not fit, or the head has NaN or infinity that is not allowed. Nothing was
+                changed.
             NotFoundError: nothing was published yet.
         """
         with self._caller:
             self._check_open()
             self._drain()
             head = self.registry.head()
+            bad = refused_tensors(head.nonfinite, self.allow_nonfinite)
+            if bad:
+                raise InvalidWeightsError(
+                    f"the server weights were not restored to v{head.number}, the head of policy {head.policy!r}: it "
+                    f"has NaN or infinity in {', '.join(bad)}. Nothing was changed; registry.rollback() goes back to "
+                    "a finite version, allow_nonfinite= lets it pass"
+                )
             payload = self._payload_of(head)
             # Fits or raises before the journal says anything.
             self._check_accepts(head, payload)
@@ -546,7 +583,7 @@ class RemoteWeightUpdaterBase(ABC):
                 self.sync(worker_id)
             return worker_id
 
-    def remove_worker(self, worker_id: int) -> None:
+    def remove_worker(self, worker_id: WorkerId) -> None:
         """Stop steering a worker; its holding ends as `removed`. Ids of others stay what they are.
 
         Raises:
@@ -583,7 +620,7 @@ class RemoteWeightUpdaterBase(ABC):
         with self.registry.ledger.writing() as conn:
             fleet.leave(conn, rows, why)
 
-    def _ids(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+    def _ids(self, worker_ids: WorkerIds | None) -> list[int]:
         if worker_ids is None:
             return list(self.all_worker_ids())
         named: Any = worker_ids
@@ -598,11 +635,66 @@ class RemoteWeightUpdaterBase(ABC):
 
     # ------------------------------------------------------------------ following the head
 
+    def _begin_or_close(self) -> None:
+        """Look at `start`, now that the first workers are named; an updater that cannot begin lets go of them."""
+        if self.begins_at_once:
+            try:
+                with self._caller:
+                    self._begin_training()
+            except BaseException:
+                self.close()
+                raise
+
+    def _begin_training(self) -> None:
+        """Find out, once, what the server weights go on from; `start="head"` restores them."""
+        if self._origin is not None:
+            return
+        self._see_head()
+        if self.head is None or self._start == "continue":
+            self._origin = "head"
+        elif self._start == "new":
+            self._origin = "line"
+        elif self._start == "head":
+            self.adopt()
+        else:
+            self._origin = "head" if self._went_on_from(self.head) else "unknown"
+
+    def _see_head(self) -> None:
+        with self.registry.ledger.reading() as conn:
+            number = self.registry.ledger.head_number(conn)
+            self.head = None if number is None else self._mark(conn, number)
+
+    def _went_on_from(self, head: Mark) -> bool:
+        """Tell whether the server weights are the head's, or were when this process last saw them."""
+        known = origins.find(self.series, self.policy_weights)
+        if known is not None and (known.number, known.digest) == (head.number, head.digest):
+            return True
+        try:
+            return live_digest(self.policy_weights)[0] == head.digest
+        except InvalidWeightsError:
+            # They cannot be published either, which tells why.
+            return False
+
+    def _check_origin(self, weights: Any) -> None:
+        """Refuse to publish weights of which nobody knows what they go on from, unless they are the head's."""
+        if self._origin != "unknown" or self.head is None:
+            return
+        if live_digest(weights)[0] != self.head.digest:
+            raise unsaid(self.registry.policy, self.head.number)
+        if weights is self.policy_weights:
+            self._origin = "head"
+
+    @property
+    def begins_line(self) -> bool:
+        """Whether the next version that is published begins a new line."""
+        return self._origin == "line"
+
     def _follow_head(self, request: Request) -> None:
         """Take over what moved the head since the last look, or refuse to go on.
 
         Runs in the caller's thread, before anything is copied or published.
         """
+        self._begin_training()
         ledger = self.registry.ledger
         with ledger.reading() as conn:
             number = ledger.head_number(conn)
@@ -612,7 +704,8 @@ class RemoteWeightUpdaterBase(ABC):
                 newest = ledger.version(conn, number) if number is not None else None
                 run = self.registry.runs.current().id
                 foreign = [move for move in moves if move.restores is None and move.run != run]
-                if foreign:
+                # Weights that go on from nothing in the log have no part in what happens there.
+                if foreign and self._origin != "unknown":
                     raise ConflictError(
                         f"run {foreign[-1].run} published v{foreign[-1].number} of policy {ledger.policy!r} while this "
                         f"updater was at v{since}; nothing was changed. adopt() takes over the head, which is "
@@ -620,7 +713,7 @@ class RemoteWeightUpdaterBase(ABC):
                     )
             else:
                 newest = None
-        if newest is not None and newest.restores is not None:
+        if newest is not None and newest.restores is not None and self._origin == "head":
             self._drain()
             payload = self._payload_of(newest)
             self._check_accepts(newest, payload)
@@ -650,7 +743,7 @@ class RemoteWeightUpdaterBase(ABC):
     def _take_over(self, version: Version, payload: Payload) -> None:
         """Follow a version that somebody else made the head."""
         try:
-            self._restore_server(version, payload)
+            self._restore(version, payload)
         finally:
             # The callback may publish, which needs the memory.
             self.reader.let_go()
@@ -663,6 +756,18 @@ class RemoteWeightUpdaterBase(ABC):
             InvalidWeightsError: they do not fit.
         """
         check_fit(payload, self.policy_weights, plans=self._own_plans())
+
+    def _restore(self, version: Version, payload: Payload) -> None:
+        """Restore the server weights to the head; training goes on from there."""
+        self._restore_server(version, payload)
+        self._origin = "head"
+        if self.head is not None:
+            # Equal content is what was asked for, whatever the step.
+            self.head = replace(self.head, step=None)
+        self._note_origin(version.number, version.digest)
+
+    def _note_origin(self, number: int, digest: str) -> None:
+        origins.note(self.series, origins.Origin(number, digest), self.policy_weights)
 
     def _restore_server(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""
@@ -686,12 +791,24 @@ class RemoteWeightUpdaterBase(ABC):
         if known is not None and version.restores is not None:
             self._ranges = lineage.after_rollback(known, version.number, version.restores)
 
-    def _saw_own(self, publication: Publication) -> None:
-        """Note that an update of this updater became the head."""
-        mark = Mark(publication.number, publication.digest, publication.nonfinite)
+    def _saw_own(self, publication: Publication, *, live: bool) -> None:
+        """Note that an update of this updater became the head.
+
+        Args:
+            live: whether it published the live server weights.
+        """
+        mark = Mark(publication.number, publication.digest, publication.nonfinite, publication.draft.step)
         self.head = self._marks[mark.number] = mark
-        # A publish extends the newest stretch of the lineage; the first one begins it.
-        self._ranges = ((self._ranges[0][0], mark.number), *self._ranges[1:]) if self._ranges else None
+        # A publish extends the newest stretch of the lineage, or begins one.
+        if publication.begins_line:
+            self._ranges = ((mark.number, mark.number),)
+        elif self._ranges:
+            self._ranges = ((self._ranges[0][0], mark.number), *self._ranges[1:])
+        else:
+            self._ranges = None
+        self._origin = "head"
+        if live:
+            self._note_origin(mark.number, mark.digest)
 
     def _mark(self, conn: Connection, number: int) -> Mark:
         if number not in self._marks:
@@ -760,7 +877,8 @@ class RemoteWeightUpdaterBase(ABC):
         # Only the live weights are remembered: others would be kept alive by that.
         live = weights is self.policy_weights
         content = self._flattener.flatten(weights) if live else codec.flatten(weights)
-        if self.head is not None and publisher.holds(content, self.head.digest):
+        self._check_origin(weights)
+        if self.head is not None and not self.begins_line and publisher.holds(content, self.head.digest):
             return None
         extra = None if self.extra is None else self.extra()
         return publisher.draft(weights, content=content, extra=extra, **about)
@@ -776,6 +894,9 @@ class RemoteWeightUpdaterBase(ABC):
                 self._current = None
                 self.reader.let_go()
             self.last_report = report
+            if update.kept is not None and self.tells_if_stuck:
+                head, step = update.kept, request.about.get("step")
+                self.registry.publisher.warn_if_stuck(head.number, head.digest, head.step, step, stacklevel=5)
             if self._observer is not None:
                 self._observer.observe(self, report, time.perf_counter() - began)
             return report

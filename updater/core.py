@@ -38,6 +38,7 @@ from weightledger.updater.receiver import receive
 from weightledger.updater.seats import Seat
 from weightledger.updater.server import ServerWeights
 from weightledger.updater.settling import Trouble
+from weightledger.updater.starting import Start
 
 # Ray sends arguments up to 100 KB inside the call; through the object store so small ones take twice as long.
 _INLINE_BYTES = 96 * 1024
@@ -75,9 +76,17 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         extra: called at every publish; the mapping it returns is stored with the version (optimizer, counters).
         on_rollback: called with the version after the server weights were restored to it.
         ignore: globs of the names of tensors that the actors' own code writes: like buffers, they are no drift.
+        start: how the training begins on a policy that has versions. `"head"` restores the server weights to the head
+            and calls `on_rollback` at once, `"new"` begins a new line and abandons what was before, `"continue"` says
+            that the server weights were restored already. On an empty policy all are the same, so that a script that
+            can be resumed says `"head"` from its first run on. None is enough where it is plain: on an empty policy,
+            while the content is the head's, or when this process published or restored the head from this very
+            object; else the first publish is a `ConflictError`.
 
     Raises:
         InUseError: another live updater steers a worker of one of these names.
+        InvalidWeightsError: `start="head"`, and the server weights do not fit the head, or it has NaN or infinity that
+            is not allowed. Nothing was changed.
 
     Example:
         ```python
@@ -108,6 +117,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
         ignore: Collection[str] = (),
+        start: Start | None = None,
     ) -> None:
         if isinstance(remote_collectors, ActorHandle) or not isinstance(remote_collectors, Iterable):
             raise TypeError(f"remote_collectors must be a list of actor handles, found {remote_collectors!r}")
@@ -130,12 +140,14 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
             extra=extra,
             on_rollback=on_rollback,
             ignore=ignore,
+            start=start,
         )
         self._observer = self._metrics = RayMetrics(registry.policy)
         self._courier = Courier()
         self._connection = Connection()
         if handles:
             self._add_workers(handles, list(names) if names is not None else self._default_names(handles))
+        self._begin_or_close()
 
     @property
     def remote_collectors(self) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from weightledger.registry.errors import SyncError
+from weightledger.registry.errors import NotFoundError, SyncError
 from weightledger.registry.records import Record, html_table
 
 Status = Literal["synced", "current", "skipped", "superseded", "refused", "failed", "timeout", "dead"]
@@ -56,6 +56,20 @@ class SyncReport(Record):
     """Whether this update appended the version."""
     adopted: bool = False
     """Whether this update first took over a rollback made elsewhere: nothing was published then."""
+
+    def __getitem__(self, worker: int | str) -> WorkerOutcome:
+        """Return what was done to one worker, by its id or its name.
+
+        Raises:
+            NotFoundError: it was not named in this update.
+        """
+        found = self.workers.get(worker) if isinstance(worker, int) else None
+        if found is None:
+            found = next((each for each in self.workers.values() if each.name == worker), None)
+        if found is None:
+            names = ", ".join(f"{each.name} ({key})" for key, each in self.workers.items())
+            raise NotFoundError(f"no worker {worker!r} in this report: it tells of {names or 'nobody'}")
+        return found
 
     @property
     def ok(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -30,7 +30,7 @@ from weightledger.updater.receiver import incarnation
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.rllib_learners import Learners
 from weightledger.updater.rllib_runner import ModuleOf, receive_in_runner
-from weightledger.updater.seats import Seat
+from weightledger.updater.seats import Seat, WorkerIds
 from weightledger.updater.server import ServerWeights
 from weightledger.updater.settling import Trouble
 
@@ -51,6 +51,9 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         options: as in `RayRemoteWeightUpdater`; `extra` is the learner's own.
         on_rollback: called with the version after the learner was restored to it.
     """
+
+    # RLlib's steps advance also while it trains other modules, or nothing yet.
+    tells_if_stuck = False
 
     def __init__(
         self,
@@ -76,12 +79,11 @@ class ModuleUpdater(RayRemoteWeightUpdater):
             locate=ModuleOf(module_id),
             extra=functools.partial(learners.whole, module_id),
             on_rollback=on_rollback,
+            start="continue",
             **options,
         )
 
-    def update_weights(
-        self, weights: Any = None, worker_ids: int | Iterable[int] | None = None, **options: Any
-    ) -> Any:
+    def update_weights(self, weights: Any = None, worker_ids: WorkerIds | None = None, **options: Any) -> Any:
         """Publish the learner's weights if they changed, and bring env runners to their targets.
 
         A learner that holds an older version's weights again went back to it, for instance by `restore_from_path`:

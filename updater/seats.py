@@ -13,6 +13,10 @@ from weightledger.registry.log.fleet import Stretch
 from weightledger.updater.plan import Known
 from weightledger.updater.push import Note, Push
 
+WorkerId = int | str
+"""A worker's id, or its name."""
+WorkerIds = WorkerId | Iterable[WorkerId]
+
 
 @dataclass
 class Flight:
@@ -59,6 +63,7 @@ class Seats:
 
     def __init__(self) -> None:
         self._seats: dict[int, Seat] = {}
+        self._by_name: dict[str, Seat] = {}
         self._next = 0
 
     def __len__(self) -> int:
@@ -82,7 +87,7 @@ class Seats:
             InUseError: two live workers would share one name.
             ValueError: it is no name.
         """
-        taken = {seat.name for seat in self}
+        taken = set(self._by_name)
         for name in names:
             arguments.name("worker", name)
             if name in taken:
@@ -95,32 +100,37 @@ class Seats:
     def add(self, name: str, handle: Any, row: int) -> Seat:
         """Give a worker the next id."""
         seat = Seat(self._next, name, handle, row)
-        self._seats[self._next] = seat
+        self._seats[self._next] = self._by_name[name] = seat
         self._next += 1
         return seat
 
-    def remove(self, worker_id: int) -> Seat:
+    def remove(self, worker: WorkerId) -> Seat:
         """Forget a worker; its id is not given again."""
-        seat = self.get(worker_id)
-        del self._seats[seat.id]
+        seat = self.get(worker)
+        del self._seats[seat.id], self._by_name[seat.name]
         return seat
 
-    def get(self, worker_id: int) -> Seat:
-        """Return a worker by id.
+    def get(self, worker: WorkerId) -> Seat:
+        """Return a worker by its id or its name.
 
         Raises:
-            NotFoundError: no worker has that id.
+            NotFoundError: there is none.
         """
+        found = self._seats.get(worker) if type(worker) is int else self._find(worker)
+        if found is None:
+            asked = arguments.shown(worker)
+            raise NotFoundError(
+                f"no worker {asked}: worker ids are {self.ids()}, their names {list(self._by_name)}"
+            )
+        return found
+
+    def _find(self, worker: Any) -> Seat | None:
+        if isinstance(worker, str):
+            return self._by_name.get(worker)
         try:
-            number = arguments.integer("a worker id", worker_id)
+            return self._seats.get(arguments.integer("a worker id", worker))
         except TypeError:
-            number = -1
-        if number not in self._seats:
-            named = [seat.id for seat in self if isinstance(worker_id, str) and seat.name == worker_id]
-            meant = f"; the one called {worker_id!r} has the id {named[0]}" if named else ""
-            asked = str(number) if 0 <= number <= arguments.MOST else arguments.shown(worker_id)
-            raise NotFoundError(f"no worker {asked}: worker ids are {self.ids()}{meant}")
-        return self._seats[number]
+            return None
 
 
 def stretch_of(note: Note, incarnation: str) -> Stretch:

@@ -17,11 +17,14 @@ class Mark:
     number: int
     digest: str
     nonfinite: tuple[str, ...]
+    step: int | None = None
+    """The step that it was published with; None for a rollback, which steps nothing."""
 
 
 def mark_of(version: Version) -> Mark:
     """Return the mark of a version."""
-    return Mark(version.number, version.digest, version.nonfinite)
+    step = None if version.restores is not None else version.step
+    return Mark(version.number, version.digest, version.nonfinite, step)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ class Request:
     forced: bool = False
     resend: bool = False
     adopted: bool = False
+    restructure: bool = False
+    """Publish names and shapes that are not the head's."""
     about: dict[str, Any] = field(default_factory=dict)
     """Step, metrics, metadata and message of the version."""
 
@@ -81,12 +83,16 @@ class Serving:
         """What this update publishes; None when nothing changed."""
         self.view: View | None = None
         """Pins and lineage, if they were seen together with the head that was published upon."""
+        self.kept: Mark | None = None
+        """The head, when what was to be published has its content."""
+        self._live = False
         self.failure: BaseException | None = None
         """Why the publication could not be made durable, or the server weights not restored; raised once the receipts
         were taken."""
 
     def publish(self, weights: Any) -> ServerWeights:
         """Publish weights if their content differs from the head's; the rest of the update makes it durable."""
+        self._live = weights is self._up.policy_weights
         draft = self._request.draft
         if draft is None:
             try:
@@ -121,10 +127,14 @@ class Serving:
                 publisher.recover()
             self._check_head(found.head)
             head = self._up.head
-            if head is not None and publication.digest == head.digest:
+            if self._up.begins_line:
+                publication.begins_line = True
+            elif head is not None and publication.digest == head.digest:
                 publication.fail(ConflictError("the content is the head's already"))
                 lock.close()
+                self.kept = head
                 return self._serve(head, draft.weights.payload, draft.weights.structure, spread)
+            publication.check_structure(restructure=self._request.restructure)
             self.publication, self._lock = publication, lock
             publication.seal()
             server = self._outfit(
@@ -166,9 +176,9 @@ class Serving:
         return draft.weights.payload.buffer.nbytes >= INLINE_BYTES and not self._up.maps_weights
 
     def _serve_head(self) -> ServerWeights:
-        head = self._up.head
-        assert head is not None
-        return self.serve(head)
+        self.kept = self._up.head
+        assert self.kept is not None
+        return self.serve(self.kept)
 
     def serve(self, version: Mark, source: int | None = None) -> ServerWeights:
         """Return a version's bytes as they were handed out before, or read them from the file.
@@ -262,7 +272,7 @@ class Serving:
         self._lock.close()
         assert restoration.version is not None
         try:
-            self._up._restore_server(restoration.version, restoration.payload)
+            self._up._restore(restoration.version, restoration.payload)
         finally:
             self._up.reader.let_go()
 
@@ -281,7 +291,7 @@ class Serving:
         if self.failure is not None:
             self.publication.fail(self.failure)
         else:
-            self._up._saw_own(self.publication)
+            self._up._saw_own(self.publication, live=self._live)
         self._lock.close()
 
     def abandon(self, error: BaseException) -> None:

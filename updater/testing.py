@@ -78,6 +78,7 @@ class FakeWorkers(RemoteWeightUpdaterBase):
         if policies:
             fakes = [self._fake(policy) for policy in policies]
             self._add_workers(fakes, names or [f"fake-{index}" for index in range(len(fakes))])
+        self._begin_or_close()
 
     # ------------------------------------------------------------------ faults
 

@@ -9,7 +9,7 @@ Rules kept here
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from weightledger.updater.courier import CarryOut
 from weightledger.updater.lineage_mask import lineage_mask
 from weightledger.updater.push import Apply, Locate
 from weightledger.updater.reports import SyncReport
+from weightledger.updater.seats import WorkerIds
 from weightledger.updater.telling import OnFailure, SyncWarning, check_on_failure, tell_failures
 from weightledger.updater.torchrl_collector import (
     after_loading,
@@ -126,6 +127,7 @@ class RayCollectorWeightUpdater(_Accepted):
             extra=extra,
             on_rollback=on_rollback,
             ignore=ignore,
+            start="continue",
         )
         self._names = None if names is None else list(names)
         self._follows_collector = max_interval is None
@@ -137,7 +139,7 @@ class RayCollectorWeightUpdater(_Accepted):
     def __call__(
         self,
         policy_or_weights: Any = None,
-        worker_ids: int | Iterable[int] | None = None,
+        worker_ids: WorkerIds | None = None,
         *,
         version: Ref | None = None,
         force: bool = False,
@@ -346,7 +348,7 @@ class RayCollectorWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]
         self.updater: RayCollectorWeightUpdater | None = updater
         self._asked: dict[str, Any] = {}
 
-    def send(self, weights: Any = None, worker_ids: int | Iterable[int] | None = None) -> None:
+    def send(self, weights: Any = None, worker_ids: WorkerIds | None = None) -> None:
         """Do what `update_policy_weights_` was asked for: see `RayCollectorWeightUpdater.__call__`."""
         assert self.updater is not None, "an actor's copy of the scheme sends nothing"
         self.updater(weights, worker_ids, **self._asked)

@@ -134,6 +134,11 @@ class Update:
             adopted=self.request.adopted,
         )
 
+    @property
+    def kept(self) -> Mark | None:
+        """The head, when what was to be published has its content."""
+        return self._serving.kept
+
     # ------------------------------------------------------------------ planning
 
     def _bring_all(self) -> None:

@@ -277,7 +277,8 @@ class Publication:
         self.opened: Opened | None = None
         """The version's row, from `open` on."""
         self._upon = Standing()
-        self._begins_line = False
+        self.begins_line = False
+        """Whether the version has no parent: what stood before is abandoned by it."""
         self._weights = _FileJob(draft.weights, publisher)
         try:
             self._extra = None if draft.extra is None else _FileJob(draft.extra, publisher)
@@ -338,10 +339,6 @@ class Publication:
                 job.may_share = file.uri if is_whole(self._store, file) else None
         return self._upon
 
-    def begin_line(self) -> None:
-        """Let the version have no parent: what stood before is abandoned by it."""
-        self._begins_line = True
-
     def check_structure(self, *, restructure: bool) -> None:
         """Refuse other names or shapes than those of the head that `look` saw, unless they are meant.
 
@@ -349,7 +346,7 @@ class Publication:
             InvalidWeightsError: they differ; names them.
         """
         layout, upon = self.draft.weights.payload.layout, self._upon
-        if restructure or self._begins_line or upon.head is None or upon.shapes == layout.shapes_fingerprint:
+        if restructure or self.begins_line or upon.head is None or upon.shapes == layout.shapes_fingerprint:
             return
         with self._ledger.reading() as conn:
             weights = Form(layout.shapes_fingerprint, lambda: layout.shapes)
@@ -372,7 +369,7 @@ class Publication:
                 else self._ledger.structure_id(conn, self.draft.extra.structure)
             ),
             upon=self._upon,
-            begins_line=self._begins_line,
+            begins_line=self.begins_line,
         )
         assert self.number == self._upon.last_number + 1, "the policy's lock was not held"
 
