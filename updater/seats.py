@@ -118,7 +118,8 @@ class Seats:
         """
         found = self._seats.get(worker) if type(worker) is int else self._find(worker)
         if found is None:
-            asked = arguments.shown(worker)
+            named = isinstance(worker, int) and not isinstance(worker, bool) and abs(worker) <= arguments.MOST
+            asked = str(worker) if named else arguments.shown(worker)
             raise NotFoundError(
                 f"no worker {asked}: worker ids are {self.ids()}, their names {list(self._by_name)}"
             )

@@ -95,7 +95,7 @@ def main() -> None:
     ask()
 
     print("\nweights that the engine refuses are not counted as held")
-    report = updater.update_weights({"weight": torch.ones(2, 4), "biases": torch.ones(2)})
+    report = updater.update_weights({"weight": torch.ones(2, 4), "biases": torch.ones(2)}, restructure=True)
     print("   ", report.workers[0].status, "holds", report.workers[0].held, "-", report.workers[0].error)
     updater.rollback(to=2, reason="published under the wrong names").raise_for_failures()
     ask()

@@ -52,6 +52,7 @@ class Training:
             names=names,
             extra=self.learner.extra,  # stored with every version, never sent to workers
             on_rollback=self.restore_optimizer,
+            start="new",  # what earlier runs left in the folder stays there, and is abandoned
         )
         self.updater.update_weights(worker_ids=[], message="untrained")  # published, sent to nobody yet
         registry.set_alias("best", "head")
@@ -184,6 +185,11 @@ def main() -> int:
         logging_level=logging.ERROR,
     )
     with Registry.open(options.registry) as registry:
+        if earlier := registry.versions(limit=1):
+            print(
+                f"\n{options.registry} has versions up to v{earlier[0].number}, of earlier runs. This one trains from "
+                "scratch, so that it begins a new line."
+            )
         training = Training(registry, options.seed)
         with training.updater:
             trouble = run(training, registry, options.registry)

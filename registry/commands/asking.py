@@ -68,11 +68,15 @@ def log(call: Call, limit: LimitOption = None, show_all: AllOption = False) -> A
     with call.reading() as registry:
         versions = registry.versions(None if rows is None else rows + 1)
         older = rows is not None and len(versions) > rows
-        versions = versions[1:] if older else versions
+        before, versions = (versions[0], versions[1:]) if older else (None, versions)
         if call.as_json:
             return Answer(versions, list)
         (marks, missing), users = _marks(registry), _users(registry, versions)
-    return Answer(versions, lambda: render.log(versions, marks, users, older=older), missing=missing)
+    return Answer(
+        versions,
+        lambda: render.log(versions, marks, users, older=older, before=before),
+        missing=missing,
+    )
 
 
 @command
@@ -85,6 +89,8 @@ def show(call: Call, ref: RefArgument = "head") -> Answer:
         held = [row for row in registry.holdings() if row.state == "held"]
         holders = [row.worker for row in held if row.digest == found.digest]
         user = _users(registry, [found]).get(found.number, "")
+        with registry.ledger.reading() as conn:
+            same = registry.ledger.same_content(conn, found)
     data = {
         **found.to_dict(),
         "staleness": staleness,
@@ -92,10 +98,13 @@ def show(call: Call, ref: RefArgument = "head") -> Answer:
         "aliases": [name for name, number in marks.aliases.items() if number == found.number],
         "pins": [pin.worker for pin in marks.pins if pin.version == found.number],
         "held_by": holders,
+        "same_content": same,
     }
     return Answer(
         data,
-        lambda: render.version(found, marks, staleness=staleness, holders=holders, user=user, now=_now()),
+        lambda: render.version(
+            found, marks, staleness=staleness, holders=holders, user=user, now=_now(), same=same
+        ),
         missing=missing,
     )
 

@@ -1,7 +1,7 @@
 """Draw the lineage of a policy's versions as a graph of lanes, one row a version, newest first.
 
 Rules
-- Lane 0 is the head's lineage: whatever stands further right is an abandoned branch.
+- Lane 0 is the head's lineage: whatever stands further right is an abandoned branch. It ends where a line begins.
 - A lane waits for the parent of the version drawn last in it. Lanes that wait for the same version meet there.
 - The number of lanes is bounded. In the last one only a direct predecessor continues the line; any other parent is
   named beside the version instead (`GraphRow.named_parent`), so that a hundred rollbacks stay readable.
@@ -62,7 +62,7 @@ def draw(versions: Sequence[tuple[int, int | None, bool]], *, max_lanes: int = M
     for index, (number, parent, stored) in enumerate(versions):
         meeting = [lane for lane, wanted in enumerate(waiting) if wanted == number]
         if not meeting:
-            meeting = [_free_lane(waiting)]
+            meeting = [_free_lane(waiting, first=0 if number in on_lineage else 1)]
         own, last = meeting[0], meeting[-1]
         symbol = "·" if not stored else "●" if number in on_lineage else "○"
         lanes = _row(waiting, own, last, meeting, symbol)
@@ -78,10 +78,10 @@ def draw(versions: Sequence[tuple[int, int | None, bool]], *, max_lanes: int = M
     return rows
 
 
-def _free_lane(waiting: list[int | None]) -> int:
-    if None in waiting:
-        return waiting.index(None)
-    waiting.append(None)
+def _free_lane(waiting: list[int | None], first: int) -> int:
+    if None in waiting[first:]:
+        return waiting.index(None, first)
+    waiting += [None] * max(1, first + 1 - len(waiting))
     return len(waiting) - 1
 
 

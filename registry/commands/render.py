@@ -59,7 +59,14 @@ class Marks:
         return joined(marks, (", ", "dim"))
 
 
-def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, older: bool) -> list[Block]:
+def log(
+    versions: Sequence[Version],
+    marks: Marks,
+    users: Mapping[int, str],
+    *,
+    older: bool,
+    before: Version | None = None,
+) -> list[Block]:
     """Lay out the lineage, newest first.
 
     Args:
@@ -67,6 +74,7 @@ def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, 
         marks: What points at them.
         users: Who wrote a version, by its number.
         older: Whether older versions were left out.
+        before: The newest of those, to compare the first one shown with.
     """
     if not versions:
         return [Line(words("No versions yet."))]
@@ -77,6 +85,8 @@ def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, 
     rows = list(zip(newest_first, drawn, strict=True))
     edge = max(len(row.lanes) for row in drawn)
     tone: dict[int, Style] = {row.number: "" if row.on_lineage else "dim" for row in drawn}
+    known = versions if before is None else [before, *versions]
+    changes = _changes(known)
     blocks: list[Block] = [
         Table(
             [
@@ -91,7 +101,10 @@ def log(versions: Sequence[Version], marks: Marks, users: Mapping[int, str], *, 
                 Column("by", [words((users.get(version.number, ""), "dim")) for version, _ in rows], rank=6),
                 Column(
                     "what",
-                    [_what(version, row, marks, tone[version.number]) for version, row in rows],
+                    [
+                        _what(version, row, marks, changes[version.number], tone[version.number])
+                        for version, row in rows
+                    ],
                     stretch="cut",
                     least=30,
                 ),
@@ -128,8 +141,19 @@ def version(
     holders: Sequence[str],
     user: str,
     now: datetime,
+    same: Sequence[int] = (),
 ) -> list[Block]:
-    """Lay out everything known of one version."""
+    """Lay out everything known of one version.
+
+    Args:
+        found: The version.
+        marks: What points at versions.
+        staleness: As the registry gives it.
+        holders: Names of the workers that hold its content.
+        user: Who wrote it.
+        now: The present.
+        same: Numbers of the other versions of equal content.
+    """
     states: dict[str, Span] = {
         "stored": ("stored", "good"),
         "pruned": ("pruned: only the row is left", "warn"),
@@ -150,7 +174,9 @@ def version(
         ("metadata", words("\n".join(f"{name} {value!r}" for name, value in found.metadata.items()))),
         ("message", words(found.message)),
         ("held by", words(some(holders, 10))),
+        ("same content", words(ranges(same))),
         ("size", words(size(found.size_bytes))),
+        ("dtypes", words(found.dtypes or "")),
         ("extra state", words("stored beside it" if found.has_extra else "")),
         ("not finite", words((some(found.nonfinite, 10), "bad"))),
         ("digest", words(found.digest)),
@@ -290,16 +316,37 @@ def _metric_columns(versions: Sequence[Version]) -> list[Column]:
     ]
 
 
-def _what(found: Version, row: graph.GraphRow, marks: Marks, tone: Style) -> Cell:
+def _changes(versions: Sequence[Version]) -> dict[int, list[Cell]]:
+    """Say of each version, given oldest first, what is not as a publish usually is: its content, its dtypes."""
+    parents = {found.number: found for found in versions}
+    newest: dict[str, int] = {}
+    said: dict[int, list[Cell]] = {}
+    for found in versions:
+        notes: list[Cell] = []
+        said[found.number] = notes
+        if found.damage:
+            continue
+        parent = None if found.parent is None else parents.get(found.parent)
+        if found.restores is None and found.digest in newest:
+            notes.append(words((f"same content as v{newest[found.digest]}", "warn")))
+        if parent is not None and None not in (parent.dtypes, found.dtypes) and parent.dtypes != found.dtypes:
+            notes.append(words((f"{parent.dtypes} → {found.dtypes}", "warn")))
+        newest[found.digest] = found.number
+    return said
+
+
+def _what(found: Version, row: graph.GraphRow, marks: Marks, changes: Sequence[Cell], tone: Style) -> Cell:
     lines = (found.message or "").splitlines()
     phrases: list[Cell] = []
     if found.damage:
         phrases.append(words(("damaged: ", "bad"), found.damage))
     if found.restores is not None:
         phrases.append(words((f"⤺ restores v{found.restores}", "restore")))
+    elif found.parent is None and found.number > 1 and not found.damage:
+        phrases.append(words(("begins a new line", "restore")))
     elif row.named_parent is not None:
         phrases.append(words((f"from v{row.named_parent}", "dim")))
-    notes = [marks.of(found.number)]
+    notes = [marks.of(found.number), *changes]
     notes += [words(("pruned", "dim"))] if not found.stored and not found.damage else []
     notes += [words(("not finite", "bad"))] if found.nonfinite else []
     noted = joined(notes, (", ", "dim"))

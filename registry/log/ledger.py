@@ -449,6 +449,17 @@ class Ledger:
         """Return the same of a version's extra state; None when it has none."""
         return self._stored_as(conn, _EXTRA_STORED_AS, number)
 
+    def same_content(self, conn: Connection, version: Version) -> list[int]:
+        """Return the numbers of the other stored or pruned versions that have a version's content, oldest first."""
+        policy = self.find_policy(conn)
+        assert policy is not None
+        found = conn.execute(
+            select(VersionRow.number, VersionRow.state)
+            .where(VersionRow.policy_id == policy.id, VersionRow.digest == version.digest)
+            .order_by(VersionRow.number)
+        )
+        return [number for number, state in found if state == "stored" and number != version.number]
+
     def lineage_of_head(self, conn: Connection) -> tuple[tuple[int, int], ...]:
         """Return the closed number ranges that the head descends through, newest first."""
         policy, head = self.find_policy(conn), self.head_number(conn)

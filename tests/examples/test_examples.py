@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from torch import nn
 
 from weightledger.registry import Registry, Version
 
@@ -33,17 +32,20 @@ class Demo(NamedTuple):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """Run the program once, in a folder where an earlier training left versions, an alias and a pin."""
+    """Run the program twice in one folder; the first run is killed as it learns."""
     folder = tmp_path_factory.mktemp("demo")
+    with subprocess.Popen([sys.executable, DEMO], cwd=folder, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert any(line.startswith("  v3 ") for line in first.stdout)
+        first.kill()
     with Registry.open(folder / "runs" / "cartpole") as registry:
-        registry.publish(nn.Linear(2, 2), metrics={"reward": 20.0})
-        earlier = registry.publish(nn.Linear(2, 2), metrics={"reward": 30.0}).number
-        registry.set_alias("best", "head")
-        registry.pin("evaluator", "best")
+        earlier = registry.head().number
     done = subprocess.run(
         [sys.executable, DEMO], cwd=folder, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert f"has versions up to v{earlier}, of earlier runs" in done.stdout
+    assert "it begins a new line" in done.stdout
     with Registry.open(folder / "runs" / "cartpole", create=False) as registry:
         made = registry.versions()[earlier:]
     (rollback,) = [each for each in made if each.restores is not None]
@@ -58,11 +60,13 @@ def test_the_reward_that_was_recorded_rises_collapses_and_recovers(demo: Demo) -
     assert sum(rewards[version.number] for version in demo.made[-3:]) / 3 > 150
 
 
-def test_a_run_into_a_folder_with_older_versions_continues_their_numbers(demo: Demo) -> None:
+def test_a_second_run_in_one_folder_continues_the_numbers_and_begins_a_line(demo: Demo) -> None:
     numbers = [version.number for version in demo.made]
     assert numbers == list(range(demo.earlier + 1, demo.earlier + 1 + len(numbers)))
     with Registry.open(demo.folder / "runs" / "cartpole", create=False) as registry:
         assert registry.aliases()["best"] > demo.earlier
+        assert demo.made[0].parent is None
+        assert {registry.staleness(number) for number in range(1, demo.earlier + 1)} == {None}
 
 
 def test_a_stamp_is_proven_only_between_its_receipt_and_the_next_push(

@@ -928,7 +928,7 @@ def test_a_drifted_worker_that_refuses_the_next_version_is_not_believed(start: S
     updater.update_weights()
     get(updater.remote_collectors[1].change.remote(9.0))
     updater.probe()
-    report = updater.update_weights(filled(2.0, width=4))
+    report = updater.update_weights(filled(2.0, width=4), restructure=True)
     assert report.workers[0].held == 1 and report.workers[1].held is None
     check_truth(updater)
     updater.rollback(1)
@@ -964,7 +964,7 @@ def test_wrong_shapes_fail_and_nobody_is_changed(start: Start) -> None:
     """RL-10 and TO-05: the record says what they kept, and the next good version is sent."""
     updater = start()
     learn(updater, 1.0)
-    report = updater.update_weights(filled(2.0, width=4))
+    report = updater.update_weights(filled(2.0, width=4), restructure=True)
     assert statuses(report) == ["failed", "failed"] and [one.held for one in report.workers.values()] == [
         1,
         1,

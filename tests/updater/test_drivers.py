@@ -104,7 +104,7 @@ def test_a_driver_that_is_killed_leaves_no_false_version_and_is_taken_over(
         assert registry.head().number == last
 
         holds = get([actor.value.remote() for actor in actors])
-        with RayRemoteWeightUpdater(filled(3.0), actors, registry=registry) as updater:
+        with RayRemoteWeightUpdater(filled(3.0), actors, registry=registry, start="continue") as updater:
             found = updater.probe()
             assert [found[key].matches for key in (0, 1)] == [True, True]
             # What they say that they hold is what they do hold, be it v1 or the v2 that nobody recorded.
@@ -126,7 +126,7 @@ def test_a_new_driver_that_does_not_ask_finds_by_receipt_what_the_dead_one_pushe
     wait_until(lambda: get([actor.value.remote() for actor in actors]) == [2.0, 2.0], "the pushes to land")
     with (
         Registry.open(tmp_path) as registry,
-        RayRemoteWeightUpdater(filled(3.0), actors, registry=registry) as updater,
+        RayRemoteWeightUpdater(filled(3.0), actors, registry=registry, start="continue") as updater,
     ):
         assert statuses(learn(updater, 3.0)) == ["synced", "synced"]
         for name in NAMES:
@@ -142,7 +142,7 @@ def test_a_new_driver_serves_the_head_from_its_file_although_nothing_is_publishe
     get([actor.change.remote(9.0) for actor in actors])
     with (
         Registry.open(tmp_path) as registry,
-        RayRemoteWeightUpdater(filled(2.0), actors, registry=registry) as updater,
+        RayRemoteWeightUpdater(filled(2.0), actors, registry=registry, start="continue") as updater,
     ):
         report = updater.sync()
         assert (report.version, report.published) == (2, False)
@@ -158,7 +158,7 @@ def test_pushes_of_a_dead_driver_that_land_late_change_nothing(tmp_path: Path) -
     late = [pickle.loads((tmp_path / f"push-2-{key}").read_bytes()) for key in (0, 1)]
     with (
         Registry.open(tmp_path) as registry,
-        RayRemoteWeightUpdater(filled(2.0), actors, registry=registry) as updater,
+        RayRemoteWeightUpdater(filled(2.0), actors, registry=registry, start="continue") as updater,
     ):
         updater.rollback(1)
         for actor, weights in zip(actors, late, strict=True):
@@ -176,7 +176,9 @@ def test_a_push_that_waited_in_a_busy_actor_when_its_driver_died_does_not_undo_t
     run_to_death(tmp_path, "busy")
     with (
         Registry.open(tmp_path) as registry,
-        RayRemoteWeightUpdater(filled(3.0), actors, registry=registry, timeout=1.0) as updater,
+        RayRemoteWeightUpdater(
+            filled(3.0), actors, registry=registry, start="continue", timeout=1.0
+        ) as updater,
     ):
         status = status_of(registry, NAMES[0])
         assert (status.state, status.pending) == ("unknown", 2)
@@ -206,7 +208,7 @@ def test_two_live_drivers_do_not_steer_the_same_worker(tmp_path: Path) -> None:
                 pass
             child.kill()
             child.join(60)
-            with RayRemoteWeightUpdater(filled(2.0), actors, registry=registry) as updater:
+            with RayRemoteWeightUpdater(filled(2.0), actors, registry=registry, start="continue") as updater:
                 assert statuses(updater.sync()) == ["synced", "synced"]
                 compare(registry, dict(zip(NAMES, actors, strict=True)))
 
@@ -214,7 +216,7 @@ def test_two_live_drivers_do_not_steer_the_same_worker(tmp_path: Path) -> None:
 def test_an_updater_that_was_closed_leaves_its_workers_to_other_processes(tmp_path: Path) -> None:
     actors = detached()
     with Registry.open(tmp_path) as registry:
-        with RayRemoteWeightUpdater(filled(5.0), actors, registry=registry) as updater:
+        with RayRemoteWeightUpdater(filled(5.0), actors, registry=registry, start="continue") as updater:
             learn(updater, 1.0)
         # This process lives on, and its run with it.
         run_to_death(tmp_path, "after the receipts")

@@ -447,7 +447,7 @@ def test_a_worker_that_drifted_and_refuses_a_push_is_not_said_to_hold_what_it_he
     learn(fleet, 1.0)
     fleet.drift(0, lambda policy: policy.bias.data.add_(1))
     fleet.probe()
-    report = fleet.update_weights(nn.Linear(4, 2))
+    report = fleet.update_weights(nn.Linear(4, 2), restructure=True)
     assert report.workers[0].status == "failed" and report.workers[0].held is None
     assert states(fleet) == [("unknown", None, None)]
     fleet.rollback(1)
@@ -488,7 +488,9 @@ def test_pushes_that_are_carried_out_in_the_wrong_order_end_with_the_newest(
 
     class Successor(FakeWorkers):
         def __init__(self, fakes: list[Any]) -> None:
-            super().__init__(constant(9.0), [], registry=Registry.open(tmp_path), timeout=0.05)
+            super().__init__(
+                constant(9.0), [], registry=Registry.open(tmp_path), timeout=0.05, start="continue"
+            )
             self._add_workers(fakes, ["fake-0"])
 
     first = make(1)
@@ -510,7 +512,9 @@ def test_pushes_that_are_carried_out_in_the_wrong_order_end_with_the_newest(
 def test_a_push_that_a_gone_driver_left_is_settled_by_the_next_receipt(make: Make, tmp_path: Path) -> None:
     class Successor(FakeWorkers):
         def __init__(self, fakes: list[Any]) -> None:
-            super().__init__(constant(9.0), [], registry=Registry.open(tmp_path), timeout=0.05)
+            super().__init__(
+                constant(9.0), [], registry=Registry.open(tmp_path), timeout=0.05, start="continue"
+            )
             self._add_workers(fakes, ["fake-0"])
 
     first = make(1)

@@ -59,7 +59,31 @@ def test_a_lane_whose_versions_are_not_shown_stays_open_to_the_bottom() -> None:
 
 
 def test_a_policy_that_begins_anew_has_two_roots() -> None:
-    assert drawn({1: None, 2: 1, 3: None}) == ["● v3", "○ v2", "○ v1"]
+    assert drawn({1: None, 2: 1, 3: None}) == ["● v3", "  ○ v2", "  ○ v1"]
+
+
+def test_what_a_new_line_abandons_keeps_its_own_branches() -> None:
+    parents = chain(8, v6=3) | {8: None}
+    assert drawn(parents) == [
+        "● v8",
+        "  ○ v7",
+        "  ○ v6",
+        "  │ ○ v5",
+        "  │ ○ v4",
+        "  ○─╯ v3",
+        "  ○ v2",
+        "  ○ v1",
+    ]
+    assert drawn(parents, max_lanes=2) == [
+        "● v8",
+        "  ○ v7",
+        "  ○ v6 from v3",
+        "  ○ v5",
+        "  ○ v4",
+        "  ○ v3",
+        "  ○ v2",
+        "  ○ v1",
+    ]
 
 
 def test_with_many_rollbacks_the_last_lane_is_reused_and_names_the_parents_it_does_not_reach() -> None:

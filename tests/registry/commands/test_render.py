@@ -129,6 +129,41 @@ def test_the_log_draws_a_rollback_its_abandoned_branch_and_what_points_where() -
     ]
 
 
+def test_the_log_marks_a_new_line_equal_content_and_another_dtype() -> None:
+    versions = [
+        version(1, dtypes="float32"),
+        version(2, digest=version(1).digest, dtypes="float32"),
+        version(3, dtypes="bfloat16"),
+        version(4, parent=2, restores=2, digest=version(1).digest, dtypes="float32"),
+        version(5, parent=None, digest=version(1).digest, dtypes="float32", message="anew"),
+        version(6, dtypes=None),
+    ]
+    bare = [replace(each, step=None, metrics={}) for each in versions]
+
+    def whats(**options: object) -> list[str]:
+        shown = lines(render.log(bare[1:], NO_MARKS, {}, older=True, **options))  # type: ignore[arg-type]
+        return [line[32:] for line in shown[1:6]]
+
+    assert whats() == [
+        "",
+        "begins a new line [same content as v4] anew",
+        "⤺ restores v2",
+        "[float32 → bfloat16]",
+        "",
+    ]
+    # The first one shown is compared with the one that was left out.
+    assert whats(before=bare[0])[-1] == "[same content as v1]"
+
+
+def test_one_version_tells_of_its_equals() -> None:
+    shown = page(
+        render.version(
+            version(3, dtypes="float32"), NO_MARKS, staleness=0, holders=[], user="", now=NOW, same=[1, 2, 7]
+        )
+    )
+    assert "same content  v1–v2, v7" in shown and "dtypes        float32" in shown
+
+
 def test_a_straight_log_needs_no_legend_and_no_empty_columns() -> None:
     versions = [version(number, step=None, metrics={}) for number in (1, 2)]
     assert lines(render.log(versions, NO_MARKS, {}, older=False)) == [
