@@ -90,7 +90,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     Example:
         ```python
-        updater = RayRemoteWeightUpdater(policy, workers, registry=Registry.open("runs/cartpole"))
+        updater = RayRemoteWeightUpdater(policy, workers, registry=Registry.open("runs/cartpole"), start="head")
         report = updater.update_weights(step=100, metrics={"reward": 87.0})
         updater.rollback(reason="reward collapsed")
         ```
