@@ -12,9 +12,9 @@ NumPy and torch are not imported for it: a value of theirs cannot exist before t
 from __future__ import annotations
 
 import operator
+import os
 import sys
-from os import PathLike, fspath
-from os.path import abspath
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ MOST: Final = 2**63 - 1
 """The largest whole number that a database keeps, and more than there can be rows."""
 
 _SHOWN = 80
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4096  # bytes, the last a zero: what Linux takes
 _LONG_INT = 10**_SHOWN
 
 
@@ -98,7 +100,12 @@ def name(what: str, value: object) -> str:
     Raises:
         ValueError: It is no printable text of 1 to 255 characters.
     """
-    if not isinstance(value, str) or not value.strip() or len(value) > 255 or not value.isprintable():
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or len(value) > _LONGEST_NAME
+        or not value.isprintable()
+    ):
         raise ValueError(
             f"expected printable text of 1 to 255 characters as {what} name, found {shown(value)}"
         )
@@ -144,18 +151,57 @@ def path(what: str, value: object) -> Path:
         ValueError: No file can be called like this, or there is no such home.
         StorageError: It is relative, and the working directory is gone.
     """
-    if not isinstance(value, (str, PathLike)) or not isinstance(found := fspath(value), str):
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(found := os.fspath(value), str):
         raise TypeError(f"{what} must be a path, found {shown(value)}")
     if not found or "\0" in found:
         raise ValueError(f"{what} must be a path, found {shown(found)}")
     try:
-        return Path(abspath(Path(found).expanduser()))
+        whole = os.path.abspath(Path(found).expanduser())
     except RuntimeError as error:
         raise ValueError(f"{what} must be a path, found {shown(found)}: {error}") from None
     except OSError as error:
         raise StorageError(
-            f"{what} {found!r} is relative, but there is no working directory: {error.strerror}. Give an absolute path."
+            f"{what} {quoted(found)} is relative, but there is no working directory: {error.strerror}. "
+            "Give an absolute path."
         ) from error
+    if len(os.fsencode(whole)) >= _LONGEST_PATH:
+        raise ValueError(f"{what} must be a path of less than {_LONGEST_PATH} bytes, found {shown(found)}")
+    return Path(whole)
+
+
+def moment(what: str, value: object) -> datetime:
+    """Return a time.
+
+    Raises:
+        TypeError: It is no datetime.
+        ValueError: It is one without a time zone, or one that UTC cannot hold.
+    """
+    if not isinstance(value, datetime):
+        raise TypeError(f"{what} must be a timezone-aware datetime, found {shown(value)}")
+    if value.tzinfo is None:
+        raise ValueError(f"{what} must be a timezone-aware datetime, found the naive {value!r}")
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{what} must be a time that UTC can hold, found {value!r}") from None
+    return value
+
+
+def flag(what: str, value: object) -> bool:
+    """Return a choice between yes and no, of Python or NumPy.
+
+    Raises:
+        TypeError: It is something else, that would count as yes or no by accident.
+    """
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
+        return bool(value)
+    raise TypeError(f"{what} must be True or False, found {shown(value)}")
+
+
+def quoted(text: str) -> str:
+    """Return text as an error quotes it, cut short where no name is so long."""
+    return repr(text) if len(text) <= _LONGEST_NAME else f"{text[:_SHOWN]!r}… ({len(text)} characters)"
 
 
 def shown(value: object) -> str:

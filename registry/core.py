@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -98,6 +98,7 @@ class Registry:
             CorruptionError: the database file is damaged, is no database, or is gone while its snapshots are there.
         """
         arguments.name("policy", policy)
+        create, migrate = arguments.flag("create", create), arguments.flag("migrate", migrate)
         folder = check_folder(location)
         # The engine is made after its folder: made before, it would take itself for one that cannot write.
         uuid = schema.ensure(folder / "registry.db", create=create, migrate=migrate)
@@ -186,6 +187,7 @@ class Registry:
             ConflictError: the head is not `parent`. Nothing was written.
             StorageError: the disk refused. No version is offered.
         """
+        restructure = arguments.flag("restructure", restructure)
         if parent is not None:
             parent = arguments.within_64_bits("parent", parent)
         draft = self.publisher.draft(
@@ -294,7 +296,7 @@ class Registry:
         """
         from weightledger.registry.weights.restore import copy_into
 
-        wanted = parse(ref)
+        wanted, cast = parse(ref), arguments.flag("cast", cast)
         with self.ledger.reading() as conn:
             version = self.ledger.usable(conn, wanted, "restore")
         # Fresh memory takes longer to get than a file to read; who never publishes here has no buffer to lend.
@@ -392,6 +394,7 @@ class Registry:
         from weightledger.registry.store.restructuring import check_rollback
 
         wanted = None if to is None else parse(to)
+        restructure = arguments.flag("restructure", restructure)
         arguments.text("reason", reason)
         if expected_head is not None:
             expected_head = arguments.within_64_bits("expected_head", expected_head)
@@ -429,7 +432,7 @@ class Registry:
         """
         arguments.name("worker", worker)
         arguments.text("reason", reason)
-        wanted = parse(ref)
+        wanted, literal = parse(ref), arguments.flag("literal", literal)
         with self.ledger.writing() as conn:
             made = steering.pin(self.ledger, conn, worker, wanted, reason=reason, literal=literal)
             met = steering.is_met(self.ledger, conn, made)
@@ -453,6 +456,8 @@ class Registry:
             ConflictError: both are there, and `literal` does not say which.
         """
         arguments.sought("worker", worker)
+        if literal is not None:
+            literal = arguments.flag("literal", literal)
         with self.ledger.writing() as conn:
             steering.unpin(self.ledger, conn, worker, literal=literal)
 
@@ -548,7 +553,7 @@ class Registry:
             at: an aware datetime. Between a push and its receipt this is the older holding; the newer one is in
                 `history`, and the switch lies between its `pushed_at` and `confirmed_at`.
         """
-        _check_aware("at", at)
+        at = _moment("at", at)
         with self.ledger.reading() as conn:
             policy = self.ledger.find_policy(conn)
             return [] if policy is None else audit.holdings(conn, policy, at, alive=self.runs.alive)
@@ -574,8 +579,8 @@ class Registry:
         Raises:
             NotFoundError: no such version.
         """
-        _check_aware("since", since)
-        _check_aware("until", until)
+        since = _moment("since", since)
+        until = _moment("until", until)
         limit, worker = _count(limit), _sought("worker", worker)
         wanted = None if version is None else parse(version)
         with self.ledger.reading() as conn:
@@ -624,8 +629,8 @@ class Registry:
         Raises:
             NotFoundError: no such version.
         """
-        _check_aware("since", since)
-        _check_aware("until", until)
+        since = _moment("since", since)
+        until = _moment("until", until)
         limit = _count(limit)
         kind, worker = _sought("kind", kind), _sought("worker", worker)
         wanted = None if version is None else parse(version)
@@ -680,6 +685,7 @@ class Registry:
             NotFoundError: no stored version has the metric that `keep_best` names. Nothing was pruned.
         """
         keep_last, keep_every, keep_best = check_rules(keep_last, keep_every, keep_best)
+        dry_run = arguments.flag("dry_run", dry_run)
         report, undeleted = prune(
             self.ledger,
             self.snapshots,
@@ -743,17 +749,8 @@ def check_folder(location: object) -> Path:
     return arguments.path("a registry's location", location)
 
 
-def _check_aware(name: str, moment: datetime | None) -> None:
-    if moment is None:
-        return
-    if not isinstance(moment, datetime):
-        raise TypeError(f"{name} must be a timezone-aware datetime, found {type(moment).__name__} {moment!r}")
-    if moment.tzinfo is None:
-        raise ValueError(f"{name} must be a timezone-aware datetime, found the naive {moment!r}")
-    try:
-        moment.astimezone(UTC)
-    except OverflowError:
-        raise ValueError(f"{name} must be a time that UTC can hold, found {moment!r}") from None
+def _moment(what: str, time: datetime | None) -> datetime | None:
+    return None if time is None else arguments.moment(what, time)
 
 
 def _count(limit: int | None) -> int | None:

@@ -149,6 +149,7 @@ class RemoteWeightUpdaterBase(ABC):
             callables={"extra": extra, "on_rollback": on_rollback},
         )
         max_interval, timeout = check_interval(max_interval), check_timeout(timeout)
+        cast = arguments.flag("cast", cast)
         self.policy_weights = policy_weights
         self.registry = registry
         self.max_interval = max_interval
@@ -319,6 +320,7 @@ class RemoteWeightUpdaterBase(ABC):
         """
         with self._caller:
             self._check_open()
+            wait, force = arguments.flag("wait", wait), arguments.flag("force", force)
             request = Request(
                 ids=self._ids(worker_ids),
                 publish=True,
@@ -536,7 +538,7 @@ class RemoteWeightUpdaterBase(ABC):
         if self._collector is not None and self._collector() is not collector:
             raise InUseError(
                 f"this updater is registered with {self._collector()!r} already; "
-                f"give {collector!r} an updater of its own"
+                f"give {arguments.shown(collector)} an updater of its own"
             )
         self._collector = weakref.ref(collector)
 

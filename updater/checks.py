@@ -28,7 +28,7 @@ def check_timeout(timeout: Any) -> float:
     """
     seconds = arguments.real("timeout", timeout)
     if not 0 < seconds < math.inf:
-        raise ValueError(f"timeout must be positive seconds, since no wait is endless; found {timeout!r}")
+        raise ValueError(f"timeout must be positive seconds, since no wait is endless; found {seconds:g}")
     return seconds
 
 
@@ -43,7 +43,7 @@ def check_globs(name: str, globs: Any) -> tuple[str, ...]:
         or not isinstance(globs, Collection)
         or not all(isinstance(one, str) for one in globs)
     ):
-        raise TypeError(f"{name} must be a list of globs of tensor names, found {globs!r}")
+        raise TypeError(f"{name} must be a list of globs of tensor names, found {arguments.shown(globs)}")
     return tuple(globs)
 
 
@@ -64,20 +64,24 @@ def check_options(
         TypeError: an option is of another kind.
     """
     if not isinstance(registry, Registry):
-        raise TypeError(f"registry must be a Registry, as Registry.open gives it, found {registry!r}")
+        raise TypeError(
+            f"registry must be a Registry, as Registry.open gives it, found {arguments.shown(registry)}"
+        )
     if not (isinstance(locate, str) and locate) and not callable(locate):
         raise TypeError(
             "locate must be a dotted attribute of the worker, or a callable that is given the worker, "
-            f"found {locate!r}"
+            f"found {arguments.shown(locate)}"
         )
     # A text is a collection of its letters, which are no globs that anybody meant.
     if isinstance(allow_nonfinite, str) or not isinstance(allow_nonfinite, (bool, Collection)):
         raise TypeError(
             "allow_nonfinite must be True, False, or a list of globs of tensor names, "
-            f"found {allow_nonfinite!r}"
+            f"found {arguments.shown(allow_nonfinite)}"
         )
     if apply is not None and apply != LOAD_STATE_DICT and not callable(apply):
-        raise TypeError(f"apply must be a callable, {LOAD_STATE_DICT!r} or None, found {apply!r}")
+        raise TypeError(
+            f"apply must be a callable, {LOAD_STATE_DICT!r} or None, found {arguments.shown(apply)}"
+        )
     for name, value in callables.items():
         if value is not None and not callable(value):
-            raise TypeError(f"{name} must be a callable or None, found {value!r}")
+            raise TypeError(f"{name} must be a callable or None, found {arguments.shown(value)}")

@@ -24,7 +24,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from weightledger.registry import Registry
+from weightledger.registry import Registry, arguments
 from weightledger.registry.errors import InUseError
 from weightledger.registry.records import Version
 from weightledger.registry.weights.payload import Payload
@@ -120,10 +120,12 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         start: Start | None = None,
     ) -> None:
         if isinstance(remote_collectors, ActorHandle) or not isinstance(remote_collectors, Iterable):
-            raise TypeError(f"remote_collectors must be a list of actor handles, found {remote_collectors!r}")
+            raise TypeError(
+                f"remote_collectors must be a list of actor handles, found {arguments.shown(remote_collectors)}"
+            )
         handles = [_checked(handle) for handle in remote_collectors]
         if isinstance(names, str):
-            raise TypeError(f"names= must be a list of names, found the text {names!r}")
+            raise TypeError(f"names= must be a list of names, found the text {arguments.quoted(names)}")
         if names is not None and len(names) != len(handles):
             raise ValueError(
                 f"names= must name every worker: expected {len(handles)} names, found {len(names)}"
@@ -315,6 +317,12 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
 def _checked(handle: Any) -> Any:
     if not isinstance(handle, ActorHandle):
-        hint = f"ray.get_actor({handle!r}, namespace=…)" if isinstance(handle, str) else "MyClass.remote(…)"
-        raise TypeError(f"expected a Ray actor handle as a worker, found {handle!r}; {hint} gives one")
+        hint = (
+            f"ray.get_actor({arguments.quoted(handle)}, namespace=…)"
+            if isinstance(handle, str)
+            else "MyClass.remote(…)"
+        )
+        raise TypeError(
+            f"expected a Ray actor handle as a worker, found {arguments.shown(handle)}; {hint} gives one"
+        )
     return handle

@@ -118,7 +118,7 @@ class FakeWorkers(RemoteWeightUpdaterBase):
 
     def add_worker(self, policy: Any, name: str | None = None) -> int:
         """Steer one more worker, and bring it to its target at once if there is a version."""
-        return self._join(self._fake(policy), name or f"fake-{self.seats.next_id()}")
+        return self._join(self._fake(policy), f"fake-{self.seats.next_id()}" if name is None else name)
 
     # ------------------------------------------------------------------ the transport
 

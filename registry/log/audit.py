@@ -24,6 +24,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from weightledger.registry.arguments import quoted
 from weightledger.registry.errors import CorruptionError, NotFoundError
 from weightledger.registry.log import damage
 from weightledger.registry.log.models import (
@@ -435,7 +436,7 @@ def _worker_id(conn: Connection, policy: PolicyRef, name: str) -> int:
             )
         )
         known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none yet"
-        raise NotFoundError(f"policy {policy.name!r} has no worker {name!r}; its workers are: {known}")
+        raise NotFoundError(f"policy {policy.name!r} has no worker {quoted(name)}; its workers are: {known}")
     return found
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
+from weightledger.registry import arguments
 from weightledger.registry.errors import NotFoundError
 from weightledger.registry.log import lineage, refs
 from weightledger.registry.log.models import Metric, PolicyRef, Snapshot, VersionRow
@@ -45,7 +46,7 @@ def resolve(ledger: Ledger, conn: Connection, ref: Ref | Meaning) -> Version:
         case refs.Other(text):
             known = ", ".join(ledger.aliases(conn)) or "none"
             raise NotFoundError(
-                f"no version or alias {_cut(text)} in policy {ledger.policy!r}: aliases are: {known}; "
+                f"no version or alias {arguments.quoted(text)} in policy {ledger.policy!r}: aliases are: {known}; "
                 f"{ledger.span(conn)}. {refs.slip(text) or refs.GRAMMAR}"
             )
 
@@ -127,7 +128,7 @@ def _best(ledger: Ledger, conn: Connection, metric: str, mode: str) -> Version:
     number = next((number for number in numbers if lineage.contains(ranges, number)), None)
     if number is None:
         raise NotFoundError(
-            f"no stored version on the head's line has a finite {_cut(metric)} in policy {ledger.policy!r}"
+            f"no stored version on the head's line has a finite {arguments.quoted(metric)} in policy {ledger.policy!r}"
             f"{ledger.metric_names(conn)}"
         )
     return ledger.version(conn, number)
@@ -159,7 +160,3 @@ def _of_content(ledger: Ledger, conn: Connection, digits: str) -> Version:
             f"{len(named)} contents begin with {what}: {', '.join(named[:_CANDIDATES])}{more}; give more digits"
         )
     return ledger.version(conn, newest.popitem()[1])
-
-
-def _cut(text: str) -> str:
-    return repr(text) if len(text) <= 255 else f"{text[:80]!r}… ({len(text)} characters)"

@@ -108,7 +108,7 @@ def delete_alias(ledger: Ledger, conn: Connection, name: str) -> None:
     before = ledger.aliases(conn)
     if name not in before:
         raise NotFoundError(
-            f"no alias {name!r} in policy {ledger.policy!r}: aliases are: {', '.join(before) or 'none'}"
+            f"no alias {arguments.quoted(name)} in policy {ledger.policy!r}: aliases are: {', '.join(before) or 'none'}"
         )
     followers = [pin.worker for pin in ledger.pins(conn) if pin.ref == name]
     if followers:
@@ -162,14 +162,15 @@ def unpin(ledger: Ledger, conn: Connection, worker: str, *, literal: bool | None
     literal = literal if is_glob(worker) else None
     if literal is None and len(found) > 1:
         raise ConflictError(
-            f"{worker!r} is pinned in policy {ledger.policy!r} as a worker's name and as a glob; nothing was changed. "
-            "Say which with literal=True (the name) or literal=False (the glob)"
+            f"{arguments.quoted(worker)} is pinned in policy {ledger.policy!r} as a worker's name and as a glob; "
+            "nothing was changed. Say which with literal=True (the name) or literal=False (the glob)"
         )
     if not found or literal not in (None, *found):
         names = ", ".join(map(_named, ledger.pins(conn)))
         kind = {None: "", True: " as a name", False: " as a glob"}[literal]
         raise NotFoundError(
-            f"{worker!r} is not pinned{kind} in policy {ledger.policy!r}: pins are on: {names or 'nothing'}"
+            f"{arguments.quoted(worker)} is not pinned{kind} in policy {ledger.policy!r}: "
+            f"pins are on: {names or 'nothing'}"
         )
     which = found[0] if literal is None else literal
     conn.execute(delete(PinRow).where(_pins_of(ledger, conn, worker), PinRow.literal == which))
@@ -202,7 +203,8 @@ def best(ledger: Ledger, conn: Connection, metric: str, mode: str) -> Version:
     number = None if policy is None else next(resolution.scored(conn, policy, metric, mode), None)
     if number is None:
         raise NotFoundError(
-            f"no version with a finite {metric!r} in policy {ledger.policy!r}{ledger.metric_names(conn)}"
+            f"no version with a finite {arguments.quoted(metric)} in policy {ledger.policy!r}"
+            f"{ledger.metric_names(conn)}"
         )
     return ledger.version(conn, number)
 
