@@ -69,6 +69,7 @@ class Asking:
         for seat in seats:
             if seat.id not in answers:
                 continue
+            self._up._spent.append(seat.question)
             seat.question, answer = None, answers[seat.id]
             settlement = read_answer(seat, answer) if isinstance(answer, Inspection) else None
             if settlement is not None and seat.known is not None:

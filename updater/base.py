@@ -46,7 +46,7 @@ from weightledger.updater.reports import Held, SyncReport
 from weightledger.updater.seats import Seat, Seats, WorkerId, WorkerIds
 from weightledger.updater.server import Mark, ServerWeights, Shelf, View, mark_of
 from weightledger.updater.serving import HeadMovedError, Request, Restoration, Serving
-from weightledger.updater.settling import Trouble
+from weightledger.updater.settling import Trouble, read_trouble
 from weightledger.updater.starting import Origin, Start, check_start, unsaid
 from weightledger.updater.update import Update
 
@@ -221,12 +221,19 @@ class RemoteWeightUpdaterBase(ABC):
         """Start one push and return its receipt, or something that will be it (a future, an `ObjectRef`).
 
         In the worker `receiver.receive(worker, server_weights.push, server_weights.handle)` is called: the instruction,
-        and the bytes, or None when there are none to send.
+        and the bytes, or None when there are none to send. To be called from outside as well, with what
+        `_get_server_weights` returns, it begins with
+
+            if is_from_outside(server_weights):
+                return self._push_alone(worker_id, server_weights)
         """
 
     @abstractmethod
     def all_worker_ids(self) -> list[int]:
-        """Return the ids of all workers, in the order in which they were added."""
+        """Return the ids of all workers, in the order in which they were added.
+
+        Those that `add_worker` has not named are steered from the next call on, as `collector-<id>`.
+        """
 
     # ------------------------------------------------------------------ what a subclass may give
 
@@ -416,9 +423,7 @@ class RemoteWeightUpdaterBase(ABC):
             self._check_accepts(wanted, payload)
             restoration = Restoration(wanted, payload, reason)
             try:
-                return self._run_here(
-                    Request(ids=self.all_worker_ids(), forced=True, restoration=restoration)
-                )
+                return self._run_here(Request(ids=self._ids(None), forced=True, restoration=restoration))
             finally:
                 # Whatever ended it: who gave the weights back gives the rest back, too.
                 if restoration.version is not None:
@@ -433,7 +438,8 @@ class RemoteWeightUpdaterBase(ABC):
         """
         with self._caller:
             self._check_open()
-            seat = self.seats.get(worker_id)
+            (key,) = self._ids(worker_id)
+            seat = self.seats.get(key)
             # First, so that a head that cannot be followed leaves no pin behind.
             self._follow_head(Request(ids=()))
             self.registry.pin(seat.name, ref, reason=reason, literal=True)
@@ -448,7 +454,8 @@ class RemoteWeightUpdaterBase(ABC):
         """
         with self._caller:
             self._check_open()
-            seat = self.seats.get(worker_id)
+            (key,) = self._ids(worker_id)
+            seat = self.seats.get(key)
             self._follow_head(Request(ids=()))
             self.registry.unpin(seat.name)
             return self.sync(seat.id)
@@ -468,6 +475,7 @@ class RemoteWeightUpdaterBase(ABC):
         """
         with self._caller:
             self._check_open()
+            self._seat_all()
             self._drain()
             with self._running:
                 return Probing(self, (*self.ignore, *check_globs("ignore", ignore))).run()
@@ -547,8 +555,31 @@ class RemoteWeightUpdaterBase(ABC):
         """The registered collector; None when there is none, or it is gone."""
         return None if self._collector is None else self._collector()
 
-    def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
-        """Steer more workers: claim their names in the registry, and take over what is known of them."""
+    def add_worker(self, handle: Any, name: str | None = None) -> int:
+        """Steer one more worker, and bring it to its target at once if there is a version.
+
+        Args:
+            handle: what stands for the worker; it is only kept.
+            name: its lasting name in the registry; by default `collector-<id>`. The name of a dead worker is free.
+
+        Returns:
+            Its id; what the first sync did to it is in `last_report`.
+
+        Raises:
+            InUseError: its name is taken by a live worker.
+            ConflictError: as in `update_weights`; it is not steered then.
+        """
+        return self._join(handle, f"collector-{self.seats.next_id()}" if name is None else name)
+
+    def _add_workers(
+        self, handles: Sequence[Any], names: Sequence[str], *, worker_id: int | None = None
+    ) -> list[int]:
+        """Steer more workers: claim their names in the registry, and take over what is known of them.
+
+        Args:
+            worker_id: the id of a single one that has an id already.
+        """
+        self._free(names)
         self.seats.check_names(names)
         workers = [self._worker_of(handle, name) for handle, name in zip(handles, names, strict=True)]
         claims.reserve(self, self.series, workers)
@@ -561,11 +592,32 @@ class RemoteWeightUpdaterBase(ABC):
             raise
         added = []
         for handle, claim in zip(handles, found, strict=True):
-            seat = self.seats.add(claim.name, handle, claim.id)
+            seat = self.seats.add(claim.name, handle, claim.id, worker_id)
             # What an earlier run recorded is checked against the next receipt, not believed.
             seat.open_held, seat.open_pending = claim.held, claim.pending
             added.append(seat.id)
         return added
+
+    def _free(self, names: Collection[str]) -> None:
+        """Take names from workers that are dead: whoever comes in such a worker's place may bear its name."""
+        seats = [seat for seat in self.seats if seat.name in names]
+        if not seats:
+            return
+        self._drain()
+        lives = self._find_lives(seats)
+        ended = []
+        for seat in seats:
+            life = lives.get(seat.id)
+            if isinstance(life, Trouble) and life.kind == "dead":
+                if not seat.gone:
+                    ended.append(read_trouble(seat, None, life).settlement)
+                self._let_go(seat)
+        with self.registry.ledger.writing() as conn:
+            fleet.settle(self.registry.ledger, conn, ended)
+
+    def _let_go(self, seat: Seat) -> None:
+        self.seats.remove(seat.id)
+        claims.release(self.series, [self._worker_of(seat.handle, seat.name)])
 
     def _worker_of(self, handle: Any, name: str) -> tuple[str, Any]:
         return name, self._identity(handle)
@@ -595,8 +647,8 @@ class RemoteWeightUpdaterBase(ABC):
             # A closed updater has let go: the worker's record may be another one's by now.
             self._check_open()
             self._drain()
-            seat = self.seats.remove(worker_id)
-            claims.release(self.series, [self._worker_of(seat.handle, seat.name)])
+            seat = self.seats.get(worker_id)
+            self._let_go(seat)
             settlement = fleet.Settlement(seat.row, seat.name, "removed", detail="removed from its updater")
             with self.registry.ledger.writing() as conn:
                 fleet.settle(self.registry.ledger, conn, [settlement])
@@ -622,9 +674,19 @@ class RemoteWeightUpdaterBase(ABC):
         with self.registry.ledger.writing() as conn:
             fleet.leave(conn, rows, why)
 
+    def _seat_all(self) -> list[int]:
+        """Return the ids of all workers, and steer those that only the subclass knows of so far."""
+        ids = list(self.all_worker_ids())
+        for key in ids:
+            if key not in self.seats:
+                arguments.integer("a worker id", key)
+                self._add_workers([object()], [f"collector-{key}"], worker_id=key)
+        return ids
+
     def _ids(self, worker_ids: WorkerIds | None) -> list[int]:
+        every = self._seat_all()
         if worker_ids is None:
-            return list(self.all_worker_ids())
+            return every
         named: Any = worker_ids
         # A number is also a NumPy integer or a tensor without dimensions, both of which have an iterator's name.
         if (
@@ -916,6 +978,29 @@ class RemoteWeightUpdaterBase(ABC):
             return self._run(request)
         finally:
             self._spent.clear()
+
+    def _push_alone(self, worker_id: int, weights: Any) -> Receipt:
+        """Bring one worker to weights, whatever its target is, and return its receipt.
+
+        Args:
+            weights: what `_get_server_weights` returned; or other weights, which are published then.
+
+        Raises:
+            SyncError: it did not confirm them.
+        """
+        with self._caller:
+            self._check_open()
+            request = Request(ids=self._ids(worker_id), forced=True, resend=True)
+            if isinstance(weights, ServerWeights):
+                request.version = weights.mark
+            else:
+                request.publish, request.weights = True, weights
+            self._follow_head(request)
+            self._drain()
+            self._run_on_head(request).raise_for_failures()
+            (answer,) = request.answers.values()
+            assert isinstance(answer, Receipt)
+            return answer
 
     def _running_here(self) -> bool:
         return self._running._is_owned()  # type: ignore[attr-defined,no-any-return]

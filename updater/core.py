@@ -36,7 +36,7 @@ from weightledger.updater.metrics import RayMetrics
 from weightledger.updater.push import Apply, Locate, Probe
 from weightledger.updater.receiver import receive
 from weightledger.updater.seats import Seat
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.server import ServerWeights, is_from_outside
 from weightledger.updater.settling import Trouble
 from weightledger.updater.starting import Start
 
@@ -159,6 +159,11 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     def add_worker(self, handle: Any, name: str | None = None) -> int:
         """Steer one more actor, and bring it to its target at once if there is a version.
 
+        Args:
+            handle: the actor.
+            name: its lasting name; by default the actor's Ray name, else `collector-<i>`. The name of a dead worker is
+                free: what that one held ends as lost, and its id is not given again.
+
         Returns:
             Its id; what the first sync did to it is in `last_report`.
 
@@ -183,12 +188,13 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         return weights
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
-        """Start one push to an actor; returns the `ObjectRef` of its receipt."""
-        if server_weights.push is None:
-            raise ValueError(
-                f"worker {worker_id}: these weights carry no instruction, as they do inside of an update only; "
-                "sync(worker_id) pushes from outside"
-            )
+        """Start one push to an actor; returns the `ObjectRef` of its receipt.
+
+        Called from outside, with what `_get_server_weights` returns or with other weights, it is an update of its own
+        for one worker: it waits, records the receipt and returns it.
+        """
+        if is_from_outside(server_weights):
+            return self._push_alone(worker_id, server_weights)
         return self._send(worker_id, server_weights)
 
     def _ask(self, worker_id: int, question: Probe) -> Any:
@@ -294,7 +300,9 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 "make a new updater on the same registry"
             ) from None
 
-    def _add_workers(self, handles: Sequence[Any], names: Sequence[str]) -> list[int]:
+    def _add_workers(
+        self, handles: Sequence[Any], names: Sequence[str], *, worker_id: int | None = None
+    ) -> list[int]:
         self._connection.begin()
         # One actor has one policy: under two names it would be sent two targets, and only the later one is true.
         owners = {self._identity(seat.handle): seat.name for seat in self.seats}
@@ -304,7 +312,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 raise InUseError(
                     f"worker {name!r} is the same actor as worker {owner!r} ({handle!r}); give each actor once"
                 )
-        return super()._add_workers(handles, names)
+        return super()._add_workers(handles, names, worker_id=worker_id)
 
     def _identity(self, handle: Any) -> Any:
         # An adapter may steer a worker of this very process, too.

@@ -31,7 +31,7 @@ from weightledger.updater.reports import SyncReport
 from weightledger.updater.rllib_learners import Learners
 from weightledger.updater.rllib_runner import ModuleOf, receive_in_runner
 from weightledger.updater.seats import Seat, WorkerIds
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.server import ServerWeights, is_from_outside
 from weightledger.updater.settling import Trouble
 
 Place = tuple[str, int]
@@ -154,6 +154,8 @@ class ModuleUpdater(RayRemoteWeightUpdater):
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
         """Start one push: to an actor, or by a plain call to the env runner in this process."""
+        if is_from_outside(server_weights):
+            return self._push_alone(worker_id, server_weights)
         handle, push, content = self.seats.get(worker_id).handle, server_weights.push, server_weights.handle
         assert push is not None
         number = self._next_number(worker_id) if isinstance(push, Push) else 0

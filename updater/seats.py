@@ -72,6 +72,9 @@ class Seats:
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._seats.values()))
 
+    def __contains__(self, worker_id: object) -> bool:
+        return worker_id in self._seats
+
     def ids(self) -> list[int]:
         """Return the ids in the order in which the workers were added."""
         return list(self._seats)
@@ -97,11 +100,11 @@ class Seats:
                 )
             taken.add(name)
 
-    def add(self, name: str, handle: Any, row: int) -> Seat:
-        """Give a worker the next id."""
-        seat = Seat(self._next, name, handle, row)
-        self._seats[self._next] = self._by_name[name] = seat
-        self._next += 1
+    def add(self, name: str, handle: Any, row: int, worker_id: int | None = None) -> Seat:
+        """Give a worker the next id, or the one that it has already."""
+        seat = Seat(self._next if worker_id is None else worker_id, name, handle, row)
+        self._seats[seat.id] = self._by_name[name] = seat
+        self._next = max(self._next, seat.id + 1)
         return seat
 
     def remove(self, worker: WorkerId) -> Seat:

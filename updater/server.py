@@ -68,6 +68,11 @@ class ServerWeights:
         return Mark(self.version, self.digest, self.nonfinite)
 
 
+def is_from_outside(weights: Any) -> bool:
+    """Tell whether weights carry no instruction, since no update has prepared them for a worker."""
+    return not isinstance(weights, ServerWeights) or weights.push is None
+
+
 class Shelf:
     """Keeps handed-out bytes by content, so that versions of equal content are handed out once."""
 

@@ -64,6 +64,8 @@ class Request:
     adopted: bool = False
     restructure: bool = False
     """Publish names and shapes that are not the head's."""
+    answers: dict[int, Any] = field(default_factory=dict)
+    """What the workers answered last: receipts, or what came in their place; by worker id."""
     about: dict[str, Any] = field(default_factory=dict)
     """Step, metrics, metadata and message of the version."""
 

@@ -29,7 +29,7 @@ from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
 from weightledger.updater.push import Inspection, Probe, Receipt
 from weightledger.updater.receiver import receive
 from weightledger.updater.seats import Seat
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.server import ServerWeights, is_from_outside
 from weightledger.updater.settling import Trouble
 
 
@@ -134,6 +134,8 @@ class FakeWorkers(RemoteWeightUpdaterBase):
         return weights
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        if is_from_outside(server_weights):
+            return self._push_alone(worker_id, server_weights)
         fake = self._of(worker_id)
         if fake.dead:
             return Trouble("dead", "the worker was killed")

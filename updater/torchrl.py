@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase  # type: ignore[import-untyped]
 from torchrl.weight_update import WeightSyncScheme  # type: ignore[import-untyped]
 
 from weightledger.registry import Registry
@@ -28,8 +27,8 @@ from weightledger.updater.seats import WorkerIds
 from weightledger.updater.telling import OnFailure, SyncWarning, check_on_failure, tell_failures
 from weightledger.updater.torchrl_collector import (
     after_loading,
-    around_collecting,
     around_updates,
+    before_collecting,
     check_collector,
     give_back,
     in_loop_of,
@@ -208,7 +207,7 @@ class RayCollectorWeightUpdater(_Accepted):
         if self._follows_collector:
             self.max_interval = max(0, collector.max_weight_update_interval)
         self._take_new()
-        around_collecting(collector, self._begin, self._look_at)
+        before_collecting(collector, self._begin)
         after_loading(collector, self._forget_all)
 
     def close(self) -> None:
@@ -282,21 +281,6 @@ class RayCollectorWeightUpdater(_Accepted):
             elif unknown := [seat.id for seat in self.seats if seat.known is None]:
                 # What the learner has by now is published when its owner says so.
                 tell_failures(self.sync(unknown), self.on_failure)
-
-    def _look_at(self, collector: Any, batch: Any) -> None:
-        """Doubt the workers whose frames say that their weights are no known version: the next update sends them all.
-
-        An actor may have been written into by others, or come back as a new process.
-        """
-        stamps = batch.get(("next", "policy_version"), None) if isinstance(batch, TensorDictBase) else None
-        if not isinstance(stamps, torch.Tensor) or not (unknown := stamps == NO_VERSION).any():
-            return
-        with self._caller:
-            # In synchronous mode the workers' frames lie one after another.
-            apart = collector._sync and len(unknown) == len(self.seats) and unknown.ndim > 1
-            for index, seat in enumerate(self.seats):
-                if not apart or unknown[index].any():
-                    seat.known = None
 
     def _forget_all(self) -> None:
         with self._caller:

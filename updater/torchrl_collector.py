@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from weightledger.updater.torchrl_worker import why_refused
@@ -56,21 +56,14 @@ def in_loop_of(collector: Any) -> bool:
     return False
 
 
-def around_collecting(
-    collector: Any, begin: Callable[[Any], object], look: Callable[[Any, Any], object]
-) -> None:
-    """Let `begin(collector)` be called before a collector is iterated, and `look(collector, batch)` for each batch.
+def before_collecting(collector: Any, begin: Callable[[Any], object]) -> None:
+    """Let `begin(collector)` be called before a collector is iterated, in the thread that asks for the frames."""
 
-    `begin` is called in the thread that asks for the frames.
-    """
-
-    def iterator(owner: Any) -> Iterator[Any]:
+    def iterator(owner: Any) -> Any:
         # The thread that `start` made is no caller's; `start` itself has called `begin`.
         if threading.current_thread() is not owner._collection_thread:
             begin(owner)
-        for batch in type(owner).iterator(owner):
-            look(owner, batch)
-            yield batch
+        return type(owner).iterator(owner)
 
     def start(owner: Any) -> Any:
         begin(owner)

@@ -311,12 +311,12 @@ class Update:
                 outfit.push, Trouble("doubtful", "interrupted while it was sent"), work.target.pinned
             )
             # An answer that is still to come would speak of what was before.
+            self._up._spent.append(seat.question)
             seat.flight, seat.question = flight, None
             try:
                 flight.handle = self._up._sync_weights_with_worker(seat.id, outfit)
             except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
                 flight.handle = self._up._explain(seat, error)
-            self._up._spent.append(flight.handle)
 
     # ------------------------------------------------------------------ receipts
 
@@ -358,6 +358,7 @@ class Update:
             seat, flight = work.seat, work.seat.flight
             assert flight is not None
             result = answer if isinstance(answer, (Receipt, Trouble)) else self._up._explain(seat, answer)
+            self.request.answers[key] = result
             if isinstance(result, Receipt):
                 reading = read_receipt(seat, flight.push, result)
             else:
@@ -512,6 +513,7 @@ class Update:
             if flight is not None:
                 flight.told_silent = True
             return reading.settlement
+        self._up._spent.append(flight)
         seat.flight = None
         seat.gone, seat.owed = verdict == "gone", verdict == "kept"
         if verdict == "kept" and not isinstance(result, Receipt):

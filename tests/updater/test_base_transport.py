@@ -18,6 +18,7 @@ from weightledger.registry.weights.payload import Payload
 from weightledger.updater import RemoteWeightUpdaterBase, ServerWeights, held_version
 from weightledger.updater.base import no_op
 from weightledger.updater.receiver import receive
+from weightledger.updater.server import is_from_outside
 
 
 class ThreadUpdater(RemoteWeightUpdaterBase):
@@ -227,3 +228,106 @@ def test_a_rollback_is_followed_although_a_hook_publishes_nothing(tmp_path: Path
         assert updater.policy_weights.weight[0, 0].item() == 1.0
         check_truth(updater)
         updater.pool.shutdown()
+
+
+# ------------------------------------------------------------------ no more than the four hooks
+
+
+class FourHooks(RemoteWeightUpdaterBase):
+    """What the original asked of a subclass, and nothing else."""
+
+    def _get_server_weights(self) -> ServerWeights:
+        return self._publish(self.policy_weights)
+
+    def _maybe_map_weights(self, weights: Any) -> Any:
+        return weights
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
+        if is_from_outside(server_weights):
+            return self._push_alone(worker_id, server_weights)
+        assert server_weights.push is not None
+        return receive(FLEET[worker_id], server_weights.push, server_weights.handle)
+
+    def all_worker_ids(self) -> list[int]:
+        return sorted(FLEET)
+
+
+FLEET: dict[int, Any] = {}
+"""Workers that only the hooks know of."""
+
+
+@pytest.fixture
+def fleet() -> Iterator[dict[int, Any]]:
+    FLEET.update({index: SimpleNamespace(policy=constant(-1.0)) for index in range(2)})
+    yield FLEET
+    FLEET.clear()
+
+
+def acted(fleet: dict[int, Any]) -> list[float]:
+    return [float(fleet[key].policy.weight[0, 0].item()) for key in sorted(fleet)]
+
+
+def test_four_hooks_are_enough_for_a_whole_life(tmp_path: Path, fleet: dict[int, Any]) -> None:
+    with FourHooks(constant(1.0), registry=Registry.open(tmp_path)) as updater:
+        assert updater.update_weights().ok and acted(fleet) == [1.0, 1.0]
+        fleet[5] = SimpleNamespace(policy=constant(-1.0))
+        assert updater.update_weights(constant(2.0), worker_ids=[0, 5]).ok
+        assert acted(fleet) == [2.0, 1.0, 2.0]
+        updater.pin(1, 1)
+        assert updater.rollback(1).ok and acted(fleet) == [1.0, 1.0, 1.0]
+        assert {key: held.matches for key, held in updater.probe().items()} == {0: True, 1: True, 5: True}
+        names = [(status.name, status.held) for status in updater.registry.workers()]
+        assert names == [("collector-0", 3), ("collector-1", 1), ("collector-5", 3)]
+
+
+@pytest.mark.parametrize("first", ["pin", "sync", "probe", "rollback"])
+def test_whatever_is_called_first_finds_their_workers(
+    tmp_path: Path, fleet: dict[int, Any], first: str
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        registry.publish(constant(1.0))
+        registry.publish(constant(2.0))
+        with FourHooks(constant(2.0), registry=registry) as updater:
+            match first:
+                case "pin":
+                    assert list(updater.pin(1, 1).workers) == [1] and acted(fleet) == [-1.0, 1.0]
+                case "sync":
+                    assert list(updater.sync().workers) == [0, 1] and acted(fleet) == [2.0, 2.0]
+                case "probe":
+                    assert list(updater.probe()) == [0, 1]
+                case _:
+                    assert list(updater.rollback(1).workers) == [0, 1] and acted(fleet) == [1.0, 1.0]
+
+
+def test_workers_are_given_names_by_the_public_call(tmp_path: Path, fleet: dict[int, Any]) -> None:
+    with FourHooks(constant(1.0), registry=Registry.open(tmp_path)) as updater:
+        updater.update_weights(worker_ids=[])
+        fleet[2] = SimpleNamespace(policy=constant(-1.0))
+        assert updater.add_worker(fleet[2], "evaluator") == 2
+        assert acted(fleet) == [-1.0, -1.0, 1.0]
+        assert updater.update_weights().ok
+        assert {status.name for status in updater.registry.workers()} == {
+            *("collector-0", "collector-1", "evaluator")
+        }
+        with pytest.raises(InUseError, match="evaluator"):
+            updater.add_worker(object(), "evaluator")
+
+
+def test_a_push_from_outside_is_an_update_of_its_own_for_one_worker(
+    tmp_path: Path, fleet: dict[int, Any]
+) -> None:
+    with FourHooks(constant(1.0), registry=Registry.open(tmp_path)) as updater:
+        receipt = updater._sync_weights_with_worker(1, updater._get_server_weights())
+        assert (receipt.outcome, receipt.now.version) == ("applied", 1)
+        assert acted(fleet) == [-1.0, 1.0]
+        (holding,) = updater.registry.holdings()
+        assert (holding.worker, holding.version, holding.order) == ("collector-1", 1, receipt.order)
+
+
+def test_ids_that_are_no_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FourHooks, "all_worker_ids", lambda self: ["cuda:0"])
+    with (
+        FourHooks(constant(1.0), registry=Registry.open(tmp_path)) as updater,
+        pytest.raises(TypeError, match="a worker id must be a whole number, found str 'cuda:0'"),
+    ):
+        updater.update_weights()

@@ -111,8 +111,6 @@ def test_a_replacement_takes_over_the_name_of_a_dead_worker(tmp_path: Path) -> N
         learn(updater, 1.0)
         kill(dead)
         assert statuses(updater.update_weights()) == ["dead"]
-        with pytest.raises(InUseError, match="w0"):
-            updater.add_worker(spare, "w0")
         updater.remove_worker(0)
 
         assert updater.add_worker(spare, "w0") == 1
@@ -228,4 +226,37 @@ def test_a_rollback_reaches_everybody_who_is_not_pinned(tmp_path: Path) -> None:
         assert statuses(report) == ["synced", "synced", "current"]
         assert get([worker.value.remote() for worker in workers]) == [1.0, 1.0, 2.0]
         assert float(learner.bias[0].detach()) == 1.0
+        check_truth(updater)
+
+
+def test_a_new_actor_takes_the_name_of_a_dead_one_whose_holding_ends_as_lost(tmp_path: Path) -> None:
+    (living, late), mortal = borrow(2), Mortal.remote()
+    updater, _ = steer(tmp_path, [living, mortal])
+    with updater:
+        learn(updater, 1.0)
+        with pytest.raises(InUseError, match="two workers are called 'w1'"):
+            updater.add_worker(late, "w1")
+        kill(mortal)  # no update has noticed it
+        assert updater.add_worker(late, "w1") == 2
+        assert updater.all_worker_ids() == [0, 2]
+        assert get(late.value.remote()) == 1.0
+        assert ends(updater.registry, "w1") == [(1, "lost"), (1, None)]
+        assert kinds(updater.registry, "w1") == ["worker_lost"]
+        assert status_of(updater.registry, "w1").held == 1
+        assert statuses(learn(updater, 2.0)) == ["synced", "synced"]
+        assert get(late.value.remote()) == 2.0
+        check_truth(updater)
+
+
+def test_the_name_is_free_as_well_when_an_update_has_told_of_the_death_before(tmp_path: Path) -> None:
+    (late,), mortal = borrow(1), Mortal.remote()
+    updater, _ = steer(tmp_path, [mortal])
+    with updater:
+        learn(updater, 1.0)
+        kill(mortal)
+        assert statuses(learn(updater, 2.0)) == ["dead"]
+        updater.add_worker(late, "w0")
+        assert get(late.value.remote()) == 2.0
+        assert kinds(updater.registry, "w0") == ["worker_lost"]  # once
+        assert statuses(learn(updater, 3.0)) == ["synced"]
         check_truth(updater)

@@ -41,7 +41,7 @@ from tests.updater.torchrl_parts import (
 )
 from tests.updater.torchrl_parts import steer as steer_collector
 from weightledger.registry import Registry
-from weightledger.registry.errors import InUseError
+from weightledger.registry.errors import InUseError, SyncError
 from weightledger.updater import RayRemoteWeightUpdater, RemoteWeightUpdaterBase, ServerWeights, SyncReport
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow, pytest.mark.timeout(400)]
@@ -176,6 +176,41 @@ def test_the_sync_hook_starts_one_push_and_returns_its_receipt_to_be(tmp_path: P
         updater.update_weights()
         assert [get(ref).outcome for ref in given] == ["applied", "applied"]
         assert all(isinstance(ref, ray.ObjectRef) for ref in given)
+
+
+def test_the_sync_hook_works_from_outside_and_what_it_did_is_on_record(tmp_path: Path) -> None:
+    """With the original's arguments: an id, and what `_get_server_weights` returned or other weights."""
+    updater, learner = steer(tmp_path, borrow(2), value=1.0)
+    with updater:
+        receipt = updater._sync_weights_with_worker(1, updater._get_server_weights())
+        assert receipt.outcome == "applied"
+        assert values(updater) == [-1.0, 1.0]
+        fill(learner, 2.0)
+        weights = updater._get_server_weights()
+        for worker_id in updater.all_worker_ids():
+            updater._sync_weights_with_worker(worker_id=worker_id, server_weights=weights)
+        assert values(updater) == [2.0, 2.0]
+        assert [status.held for status in updater.registry.workers()] == [2, 2]
+        check_truth(updater)
+        orders = [holding.order for holding in updater.registry.history()]
+        assert len(set(orders)) == 3
+
+        updater._sync_weights_with_worker(0, weights_of(filled(8.0)))
+        assert values(updater) == [8.0, 2.0]
+        assert updater.registry.head().number == 3
+        check_truth(updater)
+        with pytest.raises(SyncError, match="weight"):
+            updater._sync_weights_with_worker(0, nn.Linear(9, 9))
+
+
+def test_the_sync_hook_of_a_collectors_updater_works_from_outside(tmp_path: Path) -> None:
+    collector = borrow_collector(start_synchronous)
+    updater, policy = steer_collector(tmp_path, collector)
+    with updater:
+        train(policy, 4.0)
+        updater._sync_weights_with_worker(worker_id=0, server_weights=updater._get_server_weights())
+        assert value_in(collector.remote_collectors[0]) == 4.0
+        assert [status.held for status in updater.registry.workers()] == [1, None]
 
 
 def test_asking_whether_to_skip_changes_nothing_and_an_override_takes_effect(tmp_path: Path) -> None:
