@@ -76,7 +76,7 @@ def test_a_worker_that_took_weights_before_is_warned_of_and_raises_only_when_tha
 ) -> None:
     with fleet(tmp_path, linear(), linear()) as updater:
         updater.update_weights()
-        report = updater.update_weights(linear(width=3))
+        report = updater.update_weights(linear(width=3), restructure=True)
         assert {outcome.status for outcome in report.workers.values()} == {"failed"}
         with pytest.warns(SyncWarning, match=r"2 of 2 workers .*fake-0: failed: .*weight.*; fake-1: failed"):
             tell_failures(report, "warn")
