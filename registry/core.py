@@ -663,17 +663,22 @@ class Registry:
         keep_last: int | None = None,
         keep_every: int | None = None,
         keep_best: tuple[str, int] | tuple[str, int, str] | None = None,
+        forget_worker: str | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
         """Delete the snapshot files of versions that no rule keeps and nobody needs; the rows stay.
 
-        The head, and what is pinned, aliased, held or pending on a worker, or shares its file with a kept version,
-        always stays.
+        The head, what a rollback goes back to, and what is pinned, aliased, held or pending on a worker, or shares its
+        file with a kept version of any policy, always stays. A worker whose run is gone may live on, so that what it
+        was last known to hold stays, too, until it is forgotten.
 
         Args:
             keep_last: keep the newest so many.
             keep_every: keep numbers divisible by this.
-            keep_best: keep the best so many by a metric: `("reward", 3)`, or `("loss", 3, "min")`.
+            keep_best: keep the best so many by a metric: `("reward", 3)`, or `("loss", 3, "min")`; and what is newer
+                than the newest version with that metric.
+            forget_worker: a name, or a glob of names, of workers that are known to be dead: what they were last known
+                to hold is ended as lost.
             dry_run: delete nothing, only say what would go.
 
         Returns:
@@ -682,16 +687,21 @@ class Registry:
         Raises:
             TypeError: a number of versions is no whole number.
             ValueError: a rule that keeps nothing, or no rule at all.
-            NotFoundError: no stored version has the metric that `keep_best` names. Nothing was pruned.
+            NotFoundError: no stored version has the metric that `keep_best` names, or no worker has such a name.
+                Nothing was pruned.
+            InUseError: a live run steers a worker that should be forgotten. Nothing was pruned.
         """
         keep_last, keep_every, keep_best = check_rules(keep_last, keep_every, keep_best)
         dry_run = arguments.flag("dry_run", dry_run)
+        if forget_worker is not None:
+            arguments.name("worker", forget_worker)
         report, undeleted = prune(
             self.ledger,
             self.snapshots,
             keep_last=keep_last,
             keep_every=keep_every,
             keep_best=keep_best,
+            forget_worker=forget_worker,
             dry_run=dry_run,
         )
         if undeleted:

@@ -1,4 +1,4 @@
-"""Lines of training, names and shapes of versions, and pins that are no globs.
+"""Lines of training, names and shapes of versions, what a prune let go of, and pins that are no globs.
 
 Revision 0002, after 0001.
 """
@@ -33,6 +33,7 @@ def upgrade() -> None:
     # Of what is there already nobody wrote them down; the files say it.
     op.add_column("versions", sa.Column("shapes", sa.String(length=64), nullable=True))
     op.add_column("versions", sa.Column("dtypes", sa.Text(), nullable=True))
+    op.add_column("versions", sa.Column("released", sa.Boolean(), nullable=True))
     op.create_index("ix_versions_root", "versions", ["policy_id", "number"], **ROOT)
 
     op.add_column("pins", sa.Column("literal", sa.Boolean(), nullable=True))
@@ -54,6 +55,7 @@ def downgrade() -> None:
         pins.create_unique_constraint("uq_pins_policy_id_worker", ["policy_id", "worker"])
         pins.drop_column("literal")
     op.drop_index("ix_versions_root", "versions")
+    op.drop_column("versions", "released")
     op.drop_column("versions", "dtypes")
     op.drop_column("versions", "shapes")
 

@@ -232,13 +232,22 @@ def prune(
             help="Keep the best N by a metric; METRIC:N:min for the lowest.",
         ),
     ] = None,
+    forget_worker: Annotated[
+        str | None,
+        typer.Option(
+            "--forget-worker",
+            metavar="GLOB",
+            help="Workers that are known to be dead: what they held last is ended as lost.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Delete nothing; show what would go, and why the rest stays.")
     ] = False,
 ) -> Answer:
     """Delete the weights of versions that nobody needs.
 
-    The head, and what is pinned, aliased, held or kept by a rule, stays. Rows and the audit stay in any case.
+    The head, what a rollback goes back to, and what is pinned, aliased, held or kept by a rule, stays. Rows and the
+    audit stay in any case.
     """
     if keep_last is None and keep_every is None and keep_best is None:
         raise typer.BadParameter(
@@ -246,7 +255,13 @@ def prune(
         )
     rule = None if keep_best is None else options.parse_keep_best(keep_best, "--keep-best")
     with call.reading() if dry_run else call.writing() as registry:
-        report = registry.prune(keep_last=keep_last, keep_every=keep_every, keep_best=rule, dry_run=dry_run)
+        report = registry.prune(
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_best=rule,
+            forget_worker=forget_worker,
+            dry_run=dry_run,
+        )
     data = {"dry_run": dry_run, "pruned": list(report), "kept": report.kept}
     return Answer(data, lambda: render.prune(report, dry_run=dry_run))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from sqlalchemy import Connection, bindparam, case, insert, select, update
@@ -271,6 +272,43 @@ def claim(
     }
     held, pending = _open_rows(conn, ids.values())
     return [Claim(ids[name], name, held.get(ids[name]), tuple(pending.get(ids[name], ()))) for name in names]
+
+
+def forgettable(
+    ledger: Ledger, conn: Connection, glob: str, alive: Callable[[str], bool]
+) -> list[tuple[int, str]]:
+    """Return the workers that a glob of names matches, by row and name, if no live run steers one of them.
+
+    Raises:
+        NotFoundError: no worker has such a name.
+        InUseError: a live run steers one of them.
+    """
+    policy = ledger.find_policy(conn)
+    rows = (
+        []
+        if policy is None
+        else conn.execute(select(Worker).where(Worker.policy_id == policy.id).order_by(Worker.name)).all()
+    )
+    found = [row for row in rows if fnmatchcase(row.name, glob)]
+    if not found:
+        names = ", ".join(row.name for row in rows[:10]) + (", …" if len(rows) > 10 else "")
+        raise NotFoundError(
+            f"policy {ledger.policy!r} has no worker {glob!r} to forget; its workers are: {names or 'none yet'}"
+        )
+    for row in found:
+        if row.state not in FREE and alive(row.run_id):
+            raise InUseError(
+                f"worker {row.name!r} of policy {ledger.policy!r} cannot be forgotten: run {row.run_id}, which is "
+                "alive, steers it; close that updater first"
+            )
+    return [(row.id, row.name) for row in found]
+
+
+def forget(ledger: Ledger, conn: Connection, workers: Sequence[tuple[int, str]]) -> None:
+    """End what workers, given by row and name, were last known to hold or were pushed: somebody knows them dead."""
+    settle(
+        ledger, conn, [Settlement(key, name, "gone", detail="forgotten by a prune") for key, name in workers]
+    )
 
 
 def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:

@@ -133,7 +133,7 @@ class Snapshot(Base):
     stored: Mapped[bool]
     """False while its writer is at work, after its writer was lost, and after a prune."""
     deleting: Mapped[bool] = mapped_column(default=False)
-    """Gone by prune, but the file could not be unlinked yet."""
+    """Gone by a prune, or with a writer that died, but the file is not unlinked yet."""
     created_at: Mapped[datetime]
 
 
@@ -190,6 +190,8 @@ class VersionRow(Base):
     """Hash over the names and shapes of all tensors; NULL in rows that an older library wrote."""
     dtypes: Mapped[str | None] = mapped_column(Text)
     """How many tensors have which dtype, in words; NULL in rows that an older library wrote."""
+    released: Mapped[bool | None]
+    """Whether its policy's last prune let go of it, so that only another policy keeps its file; NULL: never asked."""
 
 
 class Metric(Base):

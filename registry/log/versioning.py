@@ -44,10 +44,15 @@ _ADD_FILE = Statement(
     )
     .returning(Snapshot.id)
 )
+_MADE_LATER = ("id", "released")
 _ADD_VERSION = Statement(
     insert(VersionRow)
     .values(
-        {column: bindparam(f"new_{column.key}") for column in VersionRow.__table__.c if column.key != "id"}
+        {
+            column: bindparam(f"new_{column.key}")
+            for column in VersionRow.__table__.c
+            if column.key not in _MADE_LATER
+        }
     )
     .returning(VersionRow.id)
 )

@@ -1,15 +1,16 @@
 """Which versions a prune keeps, and why. Pure rules.
 
-What is the head, aliased, pinned, held or pending on a worker stays whatever the rules say, and so does what shares its
-file with a version that stays. Order is the number: never a step, a time, or how a name sorts.
+What is the head, what a rollback goes back to, and what is aliased, pinned, held or pending on a worker stays whatever
+the rules say, and so does what shares its file with a version that stays. Order is the number: never a step, a time, or
+how a name sorts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 from weightledger.registry import arguments
 
@@ -32,6 +33,17 @@ class Candidate:
     extra_snapshot: int | None = None
     """Row of its extra state's file. Sharing that keeps nothing: many versions may have equal small extra states."""
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+class Needs(TypedDict):
+    """Who needs which versions of a policy, whatever the rules say; as `keep_reasons` takes it."""
+
+    head: int | None
+    goal: int | None
+    aliases: Mapping[int, Sequence[str]]
+    pins: Mapping[int, Sequence[str]]
+    held: Mapping[int, Sequence[str]]
+    pending: Mapping[int, Sequence[str]]
 
 
 def check_rules(
@@ -60,6 +72,7 @@ def keep_reasons(
     pins: Mapping[int, Sequence[str]],
     held: Mapping[int, Sequence[str]],
     pending: Mapping[int, Sequence[str]] | None = None,
+    goal: int | None = None,
     keep_last: int | None = None,
     keep_every: int | None = None,
     keep_best: BestRule | None = None,
@@ -79,12 +92,15 @@ def keep_reasons(
 
         pending: Number → the workers that it was pushed to without an answer yet.
 
+        goal: Number that a rollback without a target goes back to; None where there is nothing.
+
         keep_last: Keep the newest so many.
 
         keep_every: Keep the numbers that are divisible by this.
 
         keep_best: Keep the best so many by a metric, the highest or (`"min"`) the lowest. NaN, infinities and versions
-            without the metric are never among them; of equal values the newer wins.
+            without the metric are never among them; of equal values the newer wins. What is newer than the newest
+            version with the metric stays, too, since its score is not known yet.
 
     Raises:
         TypeError: A number of versions is no whole number.
@@ -96,18 +112,13 @@ def keep_reasons(
     numbers = sorted(by_number)
     reasons: dict[int, list[str]] = {number: [] for number in numbers}
 
-    def keep(number: int | None, reason: str) -> None:
+    def keep(number: int, reason: str) -> None:
         if number in reasons:
             reasons[number].append(reason)
 
-    keep(head, "head")
-    for number, names in aliases.items():
-        for name in sorted(names):
-            keep(number, f"alias {name}")
-    for words, users in (("pinned by", pins), ("held by", held), ("pending on", pending or {})):
-        for number, names in users.items():
-            if names:
-                keep(number, f"{words} {_listed(names)}")
+    needs = Needs(head=head, goal=goal, aliases=aliases, pins=pins, held=held, pending=pending or {})
+    for needed, why in reasons_of(needs):
+        keep(needed, why)
     if keep_last is not None:
         for number in numbers[-keep_last:]:
             keep(number, f"last {keep_last}")
@@ -118,6 +129,11 @@ def keep_reasons(
     if keep_best is not None:
         for number in _best(by_number.values(), keep_best):
             keep(number, f"best {keep_best[1]} by {keep_best[0]}")
+        metric = keep_best[0]
+        scored = max((number for number in numbers if metric in by_number[number].metrics), default=None)
+        for number in numbers:
+            if scored is not None and number > scored:
+                keep(number, f"newer than v{scored}, the newest with {metric}")
 
     kept_by_file = {by_number[number].snapshot: number for number in numbers if reasons[number]}
     for number in numbers:
@@ -125,6 +141,25 @@ def keep_reasons(
         if sharer is not None and not reasons[number]:
             keep(number, f"shares its file with v{sharer}")
     return {number: tuple(why) for number, why in reasons.items() if why}
+
+
+def reasons_of(needs: Needs) -> Iterator[tuple[int, str]]:
+    """Give each needed version and why, in words; one that several need comes several times."""
+    if needs["head"] is not None:
+        yield needs["head"], "head"
+    if needs["goal"] is not None:
+        yield needs["goal"], "what a rollback goes back to"
+    for number, names in needs["aliases"].items():
+        for name in sorted(names):
+            yield number, f"alias {name}"
+    for words, users in (
+        ("pinned by", needs["pins"]),
+        ("held by", needs["held"]),
+        ("pending on", needs["pending"]),
+    ):
+        for number, names in users.items():
+            if names:
+                yield number, f"{words} {_listed(names)}"
 
 
 def released_files(candidates: Iterable[Candidate], kept: Iterable[int]) -> frozenset[int]:

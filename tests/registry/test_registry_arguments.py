@@ -88,10 +88,13 @@ def test_an_export_never_replaces_the_registry(registry: Registry, name: str, tm
 
 
 def test_keep_best_by_a_metric_that_nobody_recorded_prunes_nothing(registry: Registry) -> None:
-    registry.record_metrics(1, reward=3.0)
+    for number in (1, 2, 3):
+        registry.record_metrics(number, reward=4.0 - number)
     for dry_run in (True, False):
         with pytest.raises(
             NotFoundError, match=r"'rewrad'.*nothing was pruned; metrics that were recorded: reward"
         ):
             registry.prune(keep_best=("rewrad", 1), dry_run=dry_run)
+    assert numbers(registry.prune(keep_best=("reward", 1))) == []
+    registry.publish(weights(9), metrics={"reward": 0.0})
     assert numbers(registry.prune(keep_best=("reward", 1))) == [2]

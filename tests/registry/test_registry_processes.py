@@ -127,7 +127,8 @@ def test_equal_content_published_beside_a_running_prune_is_always_there(memory: 
     with Registry.open(memory) as registry:
         assert registry.verify() == []
         registry.prune(keep_last=1)
-        assert files(registry) == sorted([file_of(registry, 60).name, extra_file_of(registry, 60).name])
+        stays = {file_of(registry, number).name for number in (59, 60)} | {extra_file_of(registry, 60).name}
+        assert set(files(registry)) == stays
 
 
 def _beside(folder: Path, stop: Path, role: str) -> int:

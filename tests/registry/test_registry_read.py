@@ -117,7 +117,7 @@ def test_a_policy_without_versions_names_the_others(registry: Registry) -> None:
 
 
 def test_pruned_weights_name_the_nearest_kept_versions(registry: Registry) -> None:
-    publish_many(registry, 5)
+    publish_many(registry, 6)
     registry.set_alias("a", 2)
     registry.prune(keep_last=1)
     with pytest.raises(NotFoundError, match=r"v4.*pruned.*v2 and v5"):

@@ -98,6 +98,7 @@ def test_the_best_is_on_the_heads_line_finite_and_stored(registry: Registry) -> 
     registry.record_metrics(6, reward=7.0)
     assert registry.get("best:reward").number == 6 and registry.pins()[0].version == 2
     registry.publish(weights(8))
+    registry.publish(weights(9))
     registry.unpin("w")
     registry.prune(keep_last=1)
     with pytest.raises(

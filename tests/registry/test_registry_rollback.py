@@ -108,11 +108,12 @@ def test_a_rollback_with_one_version_only_says_that_there_is_nothing_to_go_back_
 
 
 def test_a_rollback_skips_pruned_versions(registry: Registry) -> None:
-    publish_many(registry, 4)
+    publish_many(registry, 5)
     registry.set_alias("keep", 2)
     registry.prune(keep_last=1)
     with pytest.raises(NotFoundError, match=r"v3.*pruned.*v2 and v4"):
         registry.rollback(3)
+    assert registry.rollback().restores == 4
     assert registry.rollback().restores == 2
 
 

@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_opened_hides_no_other_fault(registry: Registry) -
 
 
 def test_versions_that_cannot_be_verified_say_why(registry: Registry) -> None:
-    publish_many(registry, 2)
+    publish_many(registry, 3)
     registry.prune(keep_last=1)
     with pytest.raises(NotFoundError, match=r"v1.*pruned"):
         registry.verify(1)

@@ -552,18 +552,19 @@ def test_a_dry_run_of_prune_tells_what_would_go_and_why_the_rest_stays(copy: Pat
     assert "Would delete the weights of" in ran.out
     data = run(*rules, "--dry-run", "--json").data
     assert data["dry_run"] is True
-    assert [version["number"] for version in data["pruned"]] == [1, 4]
-    assert set(data["kept"]) == {"2", "3", "5"}
+    assert [version["number"] for version in data["pruned"]] == [4]
+    assert set(data["kept"]) == {"1", "2", "3", "5"}
+    assert data["kept"]["1"] == ["what a rollback goes back to"]
     assert any("best" in reason for reason in data["kept"]["2"])
     assert any("w2" in reason for reason in data["kept"]["3"])
     assert all(version["stored"] for version in run("log", "--json", "--registry", copy).data)
 
     ran = run(*rules)
-    assert ran.out.startswith("Deleted the weights of 2 versions")
-    assert [v["number"] for v in run("log", "--json", "--registry", copy).data if not v["stored"]] == [1, 4]
-    ran = run("export", 1, copy / "x", "--registry", copy)
+    assert ran.out.startswith("Deleted the weights of 1 version")
+    assert [v["number"] for v in run("log", "--json", "--registry", copy).data if not v["stored"]] == [4]
+    ran = run("export", 4, copy / "x", "--registry", copy)
     assert ran.code == 1
-    assert "pruned" in ran.err and "v2" in ran.err
+    assert "pruned" in ran.err and "v3" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -587,7 +588,7 @@ def test_a_file_that_prune_could_not_delete_is_one_warning(copy: Path) -> None:
     """CK-08: said on stderr, in one line, and no failure."""
     snapshots = copy / "snapshots"
     with Registry.open(copy) as registry, registry.ledger.reading() as conn:
-        blocked = snapshots / registry.ledger.files_of(conn, 1)[0].uri
+        blocked = snapshots / registry.ledger.files_of(conn, 4)[0].uri
     blocked.unlink()
     blocked.mkdir()
     (blocked / "in the way").touch()

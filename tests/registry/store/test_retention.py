@@ -120,13 +120,32 @@ def test_every_nth_number_stays() -> None:
 def test_nan_and_missing_metrics_are_the_worst() -> None:
     """CK-15: the 3.0 is best, NaN, infinity and no metric never are, even where places stay free."""
     versions = stored(
-        1, 2, 3, 4, 5, 6, 7, metric={1: math.nan, 2: 1.0, 3: 3.0, 4: math.nan, 5: 2.0, 6: math.inf}
+        *range(9), metric={1: math.nan, 2: 1.0, 3: 3.0, 4: math.nan, 5: 2.0, 6: math.inf, 8: math.nan}
     )
     assert {
-        number for number, why in kept(versions, keep_best=("reward", 1)).items() if why != ("head",)
+        number for number, why in kept(versions, head=7, keep_best=("reward", 1)).items() if why != ("head",)
     } == {3}
-    assert set(kept(versions, keep_best=("reward", 6))) == {2, 3, 5, 7}
-    assert set(kept(versions, keep_best=("reward", 6, "min"))) == {2, 3, 5, 7}
+    assert set(kept(versions, head=7, keep_best=("reward", 6))) == {2, 3, 5, 7}
+    assert set(kept(versions, head=7, keep_best=("reward", 6, "min"))) == {2, 3, 5, 7}
+
+
+def test_what_is_newer_than_any_score_waits_for_its_own() -> None:
+    """A score is known only after a version ran; of the newest ones nobody can tell yet whether they are the best."""
+    versions = stored(1, 2, 3, 4, 5, metric={1: 3.0, 2: 1.0, 3: math.nan})
+    assert kept(versions, keep_best=("reward", 1)) == {
+        1: ("best 1 by reward",),
+        4: ("newer than v3, the newest with reward",),
+        5: ("head", "newer than v3, the newest with reward"),
+    }
+    assert set(kept(versions, keep_last=1)) == {5}, "which is a matter of that rule alone"
+
+
+def test_what_a_rollback_goes_back_to_stays() -> None:
+    assert kept(stored(1, 2, 3), goal=1, keep_last=1) == {
+        1: ("what a rollback goes back to",),
+        3: ("head", "last 1"),
+    }
+    assert set(kept(stored(2, 3), goal=1, keep_last=1)) == {3}, "one that has no weights any more"
 
 
 def test_when_all_are_nan_none_is_the_best() -> None:
