@@ -41,6 +41,7 @@ _EVENT_STYLES: Mapping[str, Style] = {
     "sync_failed": "bad",
     "worker_lost": "bad",
     "drift": "bad",
+    "order_jump": "warn",
     "lost": "bad",
 }
 
