@@ -730,7 +730,7 @@ class RemoteWeightUpdaterBase(ABC):
 
     def _went_on_from(self, head: Mark) -> bool:
         """Tell whether the server weights are the head's, or were when this process last saw them."""
-        known = origins.find(self.series, self.policy_weights)
+        known = origins.find(self.series, self._anchor())
         if known is not None and (known.number, known.digest) == (head.number, head.digest):
             return True
         try:
@@ -830,8 +830,12 @@ class RemoteWeightUpdaterBase(ABC):
             self.head = replace(self.head, step=None)
         self._note_origin(version.number, version.digest)
 
+    def _anchor(self) -> object:
+        """Return the object that tells these server weights from all others of this process."""
+        return self.policy_weights
+
     def _note_origin(self, number: int, digest: str) -> None:
-        origins.note(self.series, origins.Origin(number, digest), self.policy_weights)
+        origins.note(self.series, origins.Origin(number, digest), self._anchor())
 
     def _restore_server(self, version: Version, payload: Payload) -> None:
         """Restore the server weights to a rollback's version."""

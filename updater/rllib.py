@@ -14,7 +14,8 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType, new_class
 from typing import Any, Self
@@ -40,6 +41,7 @@ from weightledger.updater.rllib_runner import (
     runner_version,
     stamp_samples,
 )
+from weightledger.updater.starting import Start, check_start
 from weightledger.updater.telling import OnFailure, check_on_failure, tell_failures
 
 __all__ = [
@@ -77,6 +79,11 @@ class RLlibUpdater:
             of an iteration and calls by hand always publish.
         prefix: put before the lasting names of the env runners, `env-runner-<index>` and `eval-env-runner-<index>`.
         on_rollback: called with module id and version after the learner was restored to it.
+        start: how the training begins on a policy that has versions: as in `RayRemoteWeightUpdater`, or a mapping of it
+            by module id. It is looked at when training begins, or the learner is restored from a checkpoint, and not
+            when the Algorithm is built; nothing is published before. Weights that were restored and are a version's
+            go on from there: a rollback to it is recorded. Modules that are added later begin anew.
+        restructure: publish names and shapes that are not the head's, of a network that grew.
         on_failure: an env runner that did not get its weights is told as a `SyncWarning`, or with `"raise"` as a
             `SyncError`, as training drops the reports. One whose own code rejects the first weights that it is sent is
             an error either way.
@@ -84,7 +91,8 @@ class RLlibUpdater:
 
     Raises:
         InUseError: the Algorithm has an updater already, or another live one steers env runners of these names.
-        ValueError: the Algorithm sends weights in a way that cannot be steered, or `every` is less than 1.
+        ValueError: the Algorithm sends weights in a way that cannot be steered, `every` is less than 1, or `start`
+            names no module of it.
 
     Example:
         ```python
@@ -105,6 +113,8 @@ class RLlibUpdater:
         prefix: str = "",
         on_rollback: Callable[[str, Version], object] | None = None,
         on_failure: OnFailure = "warn",
+        start: Start | Mapping[str, Start | None] | None = None,
+        restructure: bool = False,
         **options: Any,
     ) -> None:
         if id(algorithm) in _attached:
@@ -114,7 +124,12 @@ class RLlibUpdater:
         self._location = location(algorithm) if callable(location) else location
         self._chosen = None if modules is None else frozenset(modules)
         self._every = arguments.count("every", every, least=1)
+        self._restructure = restructure
         self._published_at = 0
+        self._begun = False
+        """Whether anything was published or judged yet; until then RLlib's own syncs go through."""
+        self._restores = False
+        """Whether the learner is being restored by RLlib's own means."""
         self._trains_meanwhile = False
         """Whether an iteration runs whose evaluation is at the same time as its training."""
         self._prefix = prefix
@@ -136,14 +151,17 @@ class RLlibUpdater:
             )
             if group is not None
         }
+        self._starts: Mapping[str, Start | None] = {}
         try:
-            self.update(message="the Algorithm was built")
+            self._starts = self._starts_of(start)
+            self._reconcile()
         except BaseException:
             self.close()
             raise
+        self._starts = {}
         for tag, group in self.groups.items():
             self._stand_in(tag, group)
-        self._stand_in_for_step(algorithm)
+        self._stand_in_around(algorithm)
         _attached[id(algorithm)] = self
         weakref.finalize(algorithm, _attached.pop, id(algorithm), None)
 
@@ -182,10 +200,12 @@ class RLlibUpdater:
             A report by module id.
 
         Raises:
-            ConflictError: another run published. Nothing was changed.
+            ConflictError: another run published, or nobody said how this training begins: see `start`. Nothing was
+                changed.
             SyncError: env runners did not get their weights: see `on_failure`. The others were updated.
         """
         about.setdefault("step", self._steps())
+        about.setdefault("restructure", self._restructure)
         with self._lock:
             before = {key: each.head for key, each in self.modules.items()}
             reports = self._each(
@@ -195,7 +215,7 @@ class RLlibUpdater:
                 head = before.get(module_id)
                 if (report.published or report.adopted) and head is not None:
                     self.acted[module_id] = head.number
-            self._published_at = self.learners.number()
+            self._published_at, self._begun = self.learners.number(), True
             tell_failures(reports.values(), self._on_failure)
             return reports
 
@@ -270,7 +290,8 @@ class RLlibUpdater:
                 _close(updater)
             algorithm = self._algorithm()
             if algorithm is not None and _attached.get(id(algorithm)) is self:
-                vars(algorithm).pop("step", None)
+                for name in self._around():
+                    vars(algorithm).pop(name, None)
                 del _attached[id(algorithm)]
 
     def __enter__(self) -> Self:
@@ -306,11 +327,7 @@ class RLlibUpdater:
         """Follow the modules and env runners that the Algorithm has now."""
         if self._closed:
             raise InUseError(f"{self!r} is closed; make a new one for the Algorithm")
-        found = [
-            key
-            for key, has_weights in self.learners.module_ids().items()
-            if has_weights and (self._chosen is None or key in self._chosen)
-        ]
+        found = self._found()
         for gone in self.modules.keys() - set(found):
             _close(self.modules.pop(gone))
         for module_id in found:
@@ -333,6 +350,14 @@ class RLlibUpdater:
                 }
             )
 
+    def _found(self) -> list[str]:
+        """Return the ids of the modules that are to be steered."""
+        return [
+            key
+            for key, has_weights in self.learners.module_ids().items()
+            if has_weights and (self._chosen is None or key in self._chosen)
+        ]
+
     def _lacking(
         self, env_runners: Mapping[Place, Any], module_ids: Collection[str]
     ) -> dict[Place, set[str]]:
@@ -354,7 +379,26 @@ class RLlibUpdater:
     def _steer(self, module_id: str) -> ModuleUpdater:
         registry = Registry.open(self._location, policy=policy_of(module_id))
         told = None if self._on_rollback is None else functools.partial(self._on_rollback, module_id)
-        return ModuleUpdater(self.learners, module_id, registry=registry, on_rollback=told, **self._options)
+        return ModuleUpdater(
+            self.learners,
+            module_id,
+            registry=registry,
+            on_rollback=told,
+            start=self._starts.get(module_id, "new"),
+            **self._options,
+        )
+
+    def _starts_of(self, start: Start | Mapping[str, Start | None] | None) -> dict[str, Start | None]:
+        """Return how each module begins that there is now."""
+        found = self._found()
+        if not isinstance(start, Mapping):
+            return dict.fromkeys(found, check_start(start))
+        unknown = start.keys() - set(found)
+        if unknown:
+            raise ValueError(
+                f"start= names {sorted(unknown)}: the modules that are steered are {sorted(found)}"
+            )
+        return {module_id: check_start(start.get(module_id)) for module_id in found}
 
     def _env_runners(self) -> dict[Place, tuple[str, Any]]:
         found: dict[Place, tuple[str, Any]] = {}
@@ -392,24 +436,35 @@ class RLlibUpdater:
             if tag == "eval" and self._trains_meanwhile:
                 # They were brought to their targets as the iteration began: its learner may be half-way in an update.
                 return
+            if not (self._begun or self._restores):
+                stock_sync(policies, from_worker_or_learner_group, to_worker_indices, **options)
+                return
             self._reconcile()
             asked = self.learners.module_ids() if policies is None else list(policies)
             others = [key for key in asked if key not in self.modules]
             if others:
                 stock_sync(others, from_worker_or_learner_group, to_worker_indices, **options)
-            publish = from_worker_or_learner_group is self.learners.group and self._is_due()
-            bring = self.update if publish else self.sync
-            # RLlib syncs a restored learner with one group only: the others would keep what was abandoned.
-            restored = publish and self.learners.number() < self._published_at
-            bring(
-                [key for key in asked if key in self.modules],
-                only=None if restored else self._places(tag, group, to_worker_indices),
-            )
+            steered = [key for key in asked if key in self.modules]
+            places = self._places(tag, group, to_worker_indices)
+            restored = self._restores or self.learners.number() < self._published_at
+            if from_worker_or_learner_group is not self.learners.group:
+                self.sync(steered, only=places)
+            elif restored:
+                # RLlib syncs a restored learner with one group only: the others would keep what was abandoned. It may
+                # have restored the module of the env runner in this process by itself, too.
+                self.update(steered, restored=True, force=True)
+            elif self._is_due():
+                self.update(steered, only=places)
+            else:
+                self.sync(steered, only=places)
 
         @functools.wraps(stock_states)
         def sync_env_runner_states(*, rl_module_state: Any = None, **options: Any) -> None:
             if rl_module_state is None:
                 stock_states(**options)
+                return
+            if not self._begun:
+                stock_states(rl_module_state=rl_module_state, **options)
                 return
             stock_states(rl_module_state=self._of_others(rl_module_state), **options)
             if self._is_due():
@@ -426,23 +481,50 @@ class RLlibUpdater:
             stop,
         )
 
-    def _stand_in_for_step(self, algorithm: Any) -> None:
+    def _around(self) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+        """Return what is done around methods of the Algorithm."""
+        return {
+            "step": self._iterating,
+            "training_step": self._training,
+            "restore_from_path": self._restoring,
+            "set_state": self._restoring,
+        }
+
+    def _stand_in_around(self, algorithm: Any) -> None:
+        for name, around in self._around().items():
+            setattr(algorithm, name, _within(around, getattr(algorithm, name)))
+
+    @contextmanager
+    def _iterating(self) -> Iterator[None]:
         """Look at the registry as an iteration begins, so that none is spent on weights that were rolled back."""
-        stock_step, config = algorithm.step, algorithm.config
-
-        @functools.wraps(stock_step)
-        def step() -> Any:
+        algorithm = self._algorithm()
+        if self._begun:
             self.sync()
-            self._trains_meanwhile = bool(config.evaluation_parallel_to_training)
-            try:
-                return stock_step()
-            finally:
-                self._trains_meanwhile = False
+        else:
+            self.update(message="training began")
+        self._trains_meanwhile = algorithm is not None and bool(
+            algorithm.config.evaluation_parallel_to_training
+        )
+        try:
+            yield
+        finally:
+            self._trains_meanwhile = False
 
-        algorithm.step = step
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        if not self._begun:
+            self.update(message="training began")
+        yield
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        outer, self._restores = self._restores, True
+        try:
+            yield
+        finally:
+            self._restores = outer
 
     def _is_due(self) -> bool:
-        # A learner that was restored counts from an older number: that is always brought to the env runners.
         since = self.learners.number() - self._published_at
         return since < 1 or since >= self._every
 
@@ -509,7 +591,7 @@ class LedgerCallback(RLlibCallback):
         return made
 
     def on_algorithm_init(self, *, algorithm: Any, **_: Any) -> None:
-        """Publish the weights that the Algorithm begins with, and bring its env runners to their targets."""
+        """Give the Algorithm its updater. Nothing is published until it trains or is restored."""
         location = type(self).location  # of the class, or a callable would be taken for a method
         if location is None:
             raise ValueError(f"where is the registry? Use callbacks({type(self).__name__}.at(location))")
@@ -553,6 +635,17 @@ class LedgerCallback(RLlibCallback):
     def on_sample_end(self, *, env_runner: Any = None, samples: Any = (), **_: Any) -> None:
         """Stamp what was sampled."""
         stamp_samples(env_runner, samples)
+
+
+def _within(
+    around: Callable[[], AbstractContextManager[None]], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with around():
+            return stock(*arguments, **options)
+
+    return call
 
 
 def _trial_folder(location: str, algorithm: Any) -> Path:

@@ -173,18 +173,31 @@ def _restore(learner: Any, *, module_id: str, whole: Mapping[str, Any]) -> list[
             states[name] = {"module_id": module_id, "state": state}
     # Without a number, which makes RLlib load what is given; with an old one it would keep the abandoned weights.
     learner.set_state({"rl_module": {module_id: dict(whole["module"])}, "optimizer": states})
-    values, kept = _values(learner, module_id), whole.get("values", {})
-    with torch.no_grad():
-        for name in values.keys() & kept.keys():
-            values[name].copy_(kept[name])
-    given = {f"optimizer {name!r}" for name in (*alone, *shared)} | {f"value {name!r}" for name in kept}
-    there = {f"optimizer {name!r}" for name in (*found.alone, *found.shared)}
-    there |= {f"value {name!r}" for name in values}
+    given, there = {*alone, *shared}, {*found.alone, *found.shared}
     return [
-        *(f"{name} (the version has none)" for name in sorted(there - given)),
-        *(f"{name} (the learner has none)" for name in sorted(given - there)),
+        *(f"optimizer {name!r} (the version has none)" for name in sorted(there - given)),
+        *(f"optimizer {name!r} (the learner has none)" for name in sorted(given - there)),
         *found.strays,
+        *_restore_values(learner, module_id, whole.get("values")),
     ]
+
+
+def _restore_values(learner: Any, module_id: str, values: Mapping[str, Any] | None) -> list[str]:
+    there = _values(learner, module_id)
+    if values is None:
+        return [f"value {name!r} (the version has none)" for name in sorted(there)]
+    for name in there.keys() - values.keys():
+        # It was not used yet when the version was published, and is made anew.
+        del vars(learner)[name][module_id]
+    left = []
+    for name, value in values.items():
+        kept = vars(learner).get(name)
+        if isinstance(kept, LambdaDefaultDict):
+            with torch.no_grad():
+                kept[module_id].copy_(value)
+        else:
+            left.append(f"value {name!r} (the learner has none)")
+    return left
 
 
 def _with_part(optimizer: Any, names: Mapping[int, str], part: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ray.actor import ActorHandle
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from weightledger.registry import Registry
-from weightledger.registry.errors import NotFoundError
+from weightledger.registry.errors import ConflictError, NotFoundError
 from weightledger.registry.log.models import Snapshot, VersionRow
 from weightledger.registry.log.refs import Ref
 from weightledger.registry.records import Version
@@ -33,6 +33,7 @@ from weightledger.updater.rllib_runner import ModuleOf, receive_in_runner
 from weightledger.updater.seats import Seat, WorkerIds
 from weightledger.updater.server import ServerWeights, is_from_outside
 from weightledger.updater.settling import Trouble
+from weightledger.updater.starting import Start
 
 Place = tuple[str, int]
 """Which env runner: `train` or `eval`, and RLlib's index of it; 0 is the one in this process."""
@@ -49,9 +50,12 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         module_id: which module.
         registry: where versions are kept.
         options: as in `RayRemoteWeightUpdater`; `extra` is the learner's own.
+        start: how the training begins on a policy that has versions; it is looked at in the first call.
         on_rollback: called with the version after the learner was restored to it.
     """
 
+    # RLlib builds an Algorithm first and restores it afterwards.
+    begins_at_once = False
     # RLlib's steps advance also while it trains other modules, or nothing yet.
     tells_if_stuck = False
 
@@ -61,6 +65,7 @@ class ModuleUpdater(RayRemoteWeightUpdater):
         module_id: str,
         *,
         registry: Registry,
+        start: Start | None = None,
         on_rollback: Callable[[Version], object] | None = None,
         **options: Any,
     ) -> None:
@@ -79,11 +84,18 @@ class ModuleUpdater(RayRemoteWeightUpdater):
             locate=ModuleOf(module_id),
             extra=functools.partial(learners.whole, module_id),
             on_rollback=on_rollback,
-            start="continue",
+            start=start,
             **options,
         )
 
-    def update_weights(self, weights: Any = None, worker_ids: WorkerIds | None = None, **options: Any) -> Any:
+    def update_weights(
+        self,
+        weights: Any = None,
+        worker_ids: WorkerIds | None = None,
+        *,
+        restored: bool = False,
+        **options: Any,
+    ) -> Any:
         """Publish the learner's weights if they changed, and bring env runners to their targets.
 
         A learner that holds an older version's weights again went back to it, for instance by `restore_from_path`:
@@ -91,11 +103,21 @@ class ModuleUpdater(RayRemoteWeightUpdater):
 
         Args:
             weights: as in `RayRemoteWeightUpdater.update_weights`; so are all others, and what is raised.
+            restored: the learner was just restored by other means.
+
+        Raises:
+            ConflictError: also when `start="head"` would replace what the learner was just restored to, and no version
+                has it.
         """
         with self._caller:
             if weights is None:
                 self.refresh()
-                options["force"] = self._record_return() or options.get("force", False)
+                if restored and self._origin is None:
+                    self._check_restored()
+                self._begin_training()
+                # Weights of which nobody said that they were restored may be those of any new training.
+                if self._origin == "head" or (restored and self._origin == "unknown"):
+                    options["force"] = self._record_return() or options.get("force", False)
             return super().update_weights(weights, worker_ids, **options)
 
     __call__ = update_weights
@@ -201,28 +223,56 @@ class ModuleUpdater(RayRemoteWeightUpdater):
             return False
         digest = live_digest(self.policy_weights)[0]
         with ledger.reading() as conn:
-            policy = ledger.find_policy(conn)
             # Whoever moved the head meanwhile is followed, or refused, by the update itself.
-            if digest == head.digest or policy is None or ledger.head_number(conn) != head.number:
+            if digest == head.digest or ledger.head_number(conn) != head.number:
                 return False
-            number = conn.scalar(
-                select(func.max(VersionRow.number))
-                .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
-                .where(
-                    VersionRow.policy_id == policy.id,
-                    VersionRow.state == "stored",
-                    VersionRow.digest == digest,
-                    Snapshot.stored,
-                )
-            )
+            number = self._find_version(conn, digest)
         if number is None:
             return False
-        self._believe(
-            self.registry.rollback(
-                number, reason="the learner was restored to these weights", expected_head=head.number
+        version = self.registry.rollback(
+            number, reason="the learner was restored to these weights", expected_head=head.number
+        )
+        self._believe(version)
+        self._origin = "head"
+        self._note_origin(version.number, version.digest)
+        return True
+
+    def _find_version(self, conn: Connection, digest: str) -> int | None:
+        """Return the newest stored version of some content."""
+        policy = self.registry.ledger.find_policy(conn)
+        if policy is None:
+            return None
+        found: int | None = conn.scalar(
+            select(func.max(VersionRow.number))
+            .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+            .where(
+                VersionRow.policy_id == policy.id,
+                VersionRow.state == "stored",
+                VersionRow.digest == digest,
+                Snapshot.stored,
             )
         )
-        return True
+        return found
+
+    def _check_restored(self) -> None:
+        """Refuse to replace what the learner was restored to with the head, if the registry does not have it."""
+        ledger = self.registry.ledger
+        if self._start != "head":
+            return
+        digest = live_digest(self.policy_weights)[0]
+        with ledger.reading() as conn:
+            head = ledger.head_number(conn)
+            if head is None or self._find_version(conn, digest) is not None:
+                return
+        raise ConflictError(
+            f"the learner's module {self.module_id!r} was restored to weights that are no version of policy "
+            f'{ledger.policy!r}, and start="head" would replace them with v{head}; nothing was changed. '
+            'start="continue" goes on from them, "new" begins a new line with them'
+        )
+
+    def _anchor(self) -> object:
+        # The learner's tensors are looked at anew each time, or are another process's.
+        return self.learners.group
 
     def _check_accepts(self, version: Version, payload: Payload) -> None:
         super()._check_accepts(version, payload)

@@ -148,6 +148,7 @@ def head(updater: ModuleUpdater) -> int:
 def shared(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     location = tmp_path_factory.mktemp("ledger")
     algorithm = config(2).callbacks(LedgerCallback.at(location, timeout=PATIENCE)).build_algo()
+    assert RLlibUpdater.of(algorithm).update()[MODULE].ok
     yield algorithm
     algorithm.stop()
 
@@ -498,6 +499,7 @@ def test_rllib_goes_on_syncing_the_modules_that_are_not_steered(tmp_path: Path) 
     algorithm = two_agents(1).build_algo()
     try:
         updater = RLlibUpdater(algorithm, tmp_path, modules=["main"], timeout=PATIENCE)
+        assert updater.update()["main"].ok
         assert updater["main"].pin(1, 1).ok
         for _ in range(2):
             algorithm.train()
@@ -527,6 +529,7 @@ def test_evaluation_env_runners_have_targets_of_their_own(tmp_path: Path) -> Non
     try:
         updater = RLlibUpdater.of(algorithm)
         registry = updater[MODULE].registry
+        assert updater.update()[MODULE].ok
         registry.pin("eval-*", 1, reason="the baseline")
         for _ in range(2):
             assert "evaluation" in algorithm.train()
@@ -646,6 +649,7 @@ def test_an_updater_is_one_of_its_kind_and_gives_the_algorithm_back_when_it_is_c
             "trial-7/env-runner-0",
             "trial-7/env-runner-1",
         ]
+        assert updater.update()[MODULE].ok
         updater[MODULE].pin(1, 1)
         algorithm.train()
         assert digests(algorithm) == [registry.get(1).digest]
@@ -658,6 +662,7 @@ def test_an_updater_is_one_of_its_kind_and_gives_the_algorithm_back_when_it_is_c
         acting = digests(algorithm)
         again = RLlibUpdater(algorithm, lambda built: tmp_path if built is algorithm else "nowhere")
         assert again is RLlibUpdater.of(algorithm)
+        assert again.update()[MODULE].ok
         assert registry.head().number == 3
         assert acting == [registry.head().digest]
     finally:
@@ -695,11 +700,11 @@ def test_an_env_runner_that_rejects_its_first_weights_is_an_error_and_a_later_fa
         .get_rl_module_spec(spaces=runner.get_spaces(), inference_only=True)
     )
     try:
-        runner.module = spec.build()
-        with pytest.raises(SyncError, match=r"env-runner-0[\s\S]*shape"):
-            RLlibUpdater(algorithm, tmp_path, timeout=PATIENCE)
-        runner.module = fitting
         with RLlibUpdater(algorithm, tmp_path, timeout=PATIENCE) as updater:
+            runner.module = spec.build()
+            with pytest.raises(SyncError, match=r"env-runner-0[\s\S]*shape"):
+                algorithm.train()
+            runner.module = fitting
             algorithm.train()
             assert in_step(algorithm)
             runner.module = spec.build()

@@ -46,6 +46,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("ray_cluster"),
+    # RLlib's own, of a second Algorithm of several agents in one process.
+    pytest.mark.filterwarnings("ignore:.*Overriding environment rllib-multi-agent-env:UserWarning"),
 ]
 
 
