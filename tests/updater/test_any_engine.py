@@ -67,8 +67,10 @@ class Engines:
             timeout=PATIENCE,
         )
 
-    def publish(self, given: dict[str, torch.Tensor]) -> dict[str, tuple[str, int | None]]:
-        report = self.updater.update_weights(given)
+    def publish(
+        self, given: dict[str, torch.Tensor], *, restructure: bool = False
+    ) -> dict[str, tuple[str, int | None]]:
+        report = self.updater.update_weights(given, restructure=restructure)
         return {outcome.name: (outcome.status, outcome.held) for outcome in report.workers.values()}
 
     def ask(self, question: Callable[..., Any], *arguments: Any) -> None:
@@ -130,7 +132,7 @@ def test_a_pinned_engine_keeps_what_it_serves(engines: Engines) -> None:
 
 def test_what_the_engine_refuses_by_false_is_not_counted_as_held(engines: Engines) -> None:
     engines.publish(weights(1.0))
-    found = engines.publish(weights(2.0, scale=torch.ones(1)))
+    found = engines.publish(weights(2.0, scale=torch.ones(1)), restructure=True)
     assert found == {"engine-a": ("failed", None), "engine-b": ("failed", None)}
     assert "False" in engines.updater.last_report.workers[0].error  # type: ignore[union-attr]
     assert [(status.state, status.held) for status in engines.updater.registry.workers()] == [

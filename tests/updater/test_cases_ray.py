@@ -132,13 +132,13 @@ def test_a_worker_in_another_namespace_is_steered_by_its_handle(tmp_path: Path) 
     """RAY-15: by a handle every namespace is in reach; a bare name is refused with what to call."""
     away = remote(num_cpus=0)(Rollouts).options(name="w9", namespace="elsewhere").remote()
     (near,) = borrow(1)
-    with pytest.raises(TypeError, match=r"found 'w9'.*ray\.get_actor\('w9', namespace="):
+    with pytest.raises(TypeError, match=r"found str 'w9'.*ray\.get_actor\('w9', namespace="):
         steer(tmp_path, ["w9"], names=None)
-    with pytest.raises(TypeError, match="found <class"):
+    with pytest.raises(TypeError, match="found type <class"):
         steer(tmp_path, [near, Rollouts], names=None)
     updater, _ = steer(tmp_path, [near, ray.get_actor("w9", namespace="elsewhere")], names=None)
     with updater:
-        with pytest.raises(TypeError, match="found 7"):
+        with pytest.raises(TypeError, match="found int 7"):
             updater.add_worker(7)
         assert statuses(learn(updater, 1.0)) == ["synced", "synced"]
         assert [status.name for status in updater.registry.workers()] == ["collector-0", "w9"]

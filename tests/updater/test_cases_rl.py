@@ -229,7 +229,7 @@ def test_a_normaliser_that_is_no_part_of_the_weights_travels_when_it_is_named(tm
         assert updater.update_weights().ok
         assert (get(worker.value.remote()), get(worker.mean.remote())) == (1.0, -1.0)
         both = everything(Normalising(2.0))
-        assert updater.update_weights(both).ok
+        assert updater.update_weights(both, restructure=True).ok
         assert (get(worker.value.remote()), get(worker.mean.remote())) == (2.0, 2.0)
         assert updater.probe()[0].matches
         updater.update_weights(everything(Normalising(3.0)))
@@ -343,7 +343,7 @@ def test_two_policies_of_one_worker_are_two_records(tmp_path: Path) -> None:
             for part in ("policy", "opponent")
             for key, tensor in filled(3.0).state_dict().items()
         }
-        assert statuses(main.update_weights(both)) == ["failed"]
+        assert statuses(main.update_weights(both, restructure=True)) == ["failed"]
         assert get(worker.values.remote()) == (1.0, 5.0)
         assert main.probe()[0].matches
         assert other.probe()[0].matches

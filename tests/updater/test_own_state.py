@@ -147,5 +147,7 @@ def test_asking_for_load_state_dict_where_there_is_none_is_refused(tmp_path: Pat
     assert (outcome.status, outcome.held) == ("failed", None)
     assert "expected a module, which loads by its own load_state_dict, found a dict" in outcome.error
     fleet.close()
-    with pytest.raises(TypeError, match=r"apply must be a callable, 'load_state_dict' or None, found 'load'"):
+    with pytest.raises(
+        TypeError, match=r"apply must be a callable, 'load_state_dict' or None, found str 'load'"
+    ):
         FakeWorkers(nn.Linear(2, 1), [], registry=registry, apply="load")  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ from tests.updater.torchrl_parts import (
 )
 from tests.updater.torchrl_parts import steer as steer_collector
 from weightledger.registry import Registry
-from weightledger.registry.errors import InUseError, SyncError
+from weightledger.registry.errors import InUseError, InvalidWeightsError
 from weightledger.updater import RayRemoteWeightUpdater, RemoteWeightUpdaterBase, ServerWeights, SyncReport
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow, pytest.mark.timeout(400)]
@@ -199,7 +199,7 @@ def test_the_sync_hook_works_from_outside_and_what_it_did_is_on_record(tmp_path:
         assert values(updater) == [8.0, 2.0]
         assert updater.registry.head().number == 3
         check_truth(updater)
-        with pytest.raises(SyncError, match="weight"):
+        with pytest.raises(InvalidWeightsError, match="weight"):
             updater._sync_weights_with_worker(0, nn.Linear(9, 9))
 
 
@@ -337,9 +337,9 @@ def test_a_push_that_was_not_confirmed_does_not_restart_the_count(tmp_path: Path
         learn(updater, 1.0)
         assert statuses(learn(updater, 2.0)) == ["skipped"]
         updater.policy_weights = nn.Linear(7, 7)
-        assert statuses(updater.update_weights()) == ["failed"]
+        assert statuses(updater.update_weights(restructure=True)) == ["failed"]
         updater.policy_weights = learner
-        assert statuses(learn(updater, 3.0)) == ["synced"]
+        assert statuses(learn(updater, 3.0, restructure=True)) == ["synced"]
         check_truth(updater)
 
 
@@ -377,11 +377,11 @@ def test_weights_that_do_not_fit_are_refused_whole_and_kill_nobody(tmp_path: Pat
     updater, _ = steer(tmp_path, borrow(2))
     with updater:
         learn(updater, 1.0)
-        report = updater.update_weights(nn.Linear(3, 5))
+        report = updater.update_weights(nn.Linear(3, 5), restructure=True)
         assert statuses(report) == ["failed", "failed"]
         assert "weight" in report.workers[0].error
         assert values(updater) == [1.0, 1.0]
-        assert statuses(learn(updater, 2.0)) == ["synced", "synced"]
+        assert statuses(learn(updater, 2.0, restructure=True)) == ["synced", "synced"]
 
 
 def test_one_dead_worker_is_told_and_holds_nobody_up(tmp_path: Path) -> None:
