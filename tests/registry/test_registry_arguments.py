@@ -72,7 +72,7 @@ def test_a_url_is_not_taken_for_a_folder(
     location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="expected the path of a folder|must be a path, found str"):
+    with pytest.raises(ValueError, match=r"expected the path of a folder|must be a path, found str"):
         Registry.open(location)
     assert not list(tmp_path.iterdir())
 
