@@ -106,8 +106,8 @@ WRITES: dict[str, Write] = {
     ),
     "parameter.data.copy_": lambda module: module[2].weight.data.copy_(torch.full((2, 4), 9.0)),
     "parameter.data = …": by_another_memory,
-    "TensorDict.data.update_": lambda module: TensorDict.from_module(module).data.update_(
-        TensorDict.from_module(net(9.0)).data
+    "TensorDict.data.update_": lambda module: TensorDict.from_module(module).data.update_(  # pyright: ignore[reportAttributeAccessIssue]
+        TensorDict.from_module(net(9.0)).data  # pyright: ignore[reportAttributeAccessIssue]
     ),
     "a parameter that was replaced": replace_parameter,
     "a part that was replaced": lambda module: module.__setitem__(2, fill(nn.Linear(4, 2), 9.0)),
@@ -189,7 +189,7 @@ class Explorer(nn.Sequential):
     """A policy that explores, as TorchRL makes them."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(3, 2), EGreedyModule(spec=None, eps_init=1.0, annealing_num_steps=10))
+        super().__init__(nn.Linear(3, 2), EGreedyModule(spec=None, eps_init=1.0, annealing_num_steps=10))  # pyright: ignore[reportArgumentType]
 
 
 class Normed(nn.Module):
@@ -297,7 +297,7 @@ def test_buffers_that_moved_are_sent_when_equal_content_gets_a_new_number(make: 
     [
         lambda: TensorDict.from_module(net(-1.0)),
         lambda: TensorDictParams(TensorDict.from_module(net(-1.0))),
-        lambda: TensorDict.from_module(net(-1.0)).data,
+        lambda: TensorDict.from_module(net(-1.0)).data,  # pyright: ignore[reportAttributeAccessIssue]
         lambda: dict(net(-1.0).state_dict()),
         lambda: net(-1.0).state_dict(keep_vars=True),
     ],

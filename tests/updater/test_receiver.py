@@ -128,7 +128,7 @@ def test_an_order_that_comes_again_with_other_content_or_of_another_run_is_no_re
 ) -> None:
     worker = Worker()
     send(worker, constant(1.0), 1, version=1)
-    again = send(worker, constant(other.pop("value", 1.0)), 1, **{"version": 1} | other)
+    again = send(worker, constant(other.pop("value", 1.0)), 1, **{"version": 1} | other)  # pyright: ignore[reportArgumentType]
     assert again.outcome == "stale" and again.last == Seen(1, "run", "there")
     assert float(worker.policy.weight.flatten()[0].item()) == 1.0 and held_version(worker) == 1
 
@@ -363,7 +363,7 @@ def saved_and_loaded(worker: Worker) -> Worker:
         copy.copy,
         copy.deepcopy,
         lambda worker: pickle.loads(pickle.dumps(worker)),
-        lambda worker: cloudpickle.loads(cloudpickle.dumps(worker)),
+        lambda worker: cloudpickle.loads(cloudpickle.dumps(worker)),  # pyright: ignore[reportPrivateImportUsage]
         saved_and_loaded,
     ],
 )

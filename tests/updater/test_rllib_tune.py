@@ -54,8 +54,8 @@ def test_two_trials_have_two_registries(tmp_path: Path) -> None:
     results = tuner(tmp_path, made, iterations=2).fit()
     assert [result.error for result in results] == [None, None]
     for result in results:
-        assert result.metrics["runners"] == [result.metrics["learner"]]
-        assert result.metrics["weightledger"][MODULE]["ok"]
+        assert result.metrics["runners"] == [result.metrics["learner"]]  # pyright: ignore[reportOptionalSubscript]
+        assert result.metrics["weightledger"][MODULE]["ok"]  # pyright: ignore[reportOptionalSubscript]
     found = registries(tmp_path / "ledgers")
     assert [registry.location.name for registry in found] == sorted(Path(each.path).name for each in results)
     assert [registry.head().number for registry in found] == [3, 3]

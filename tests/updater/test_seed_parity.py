@@ -200,7 +200,7 @@ def test_the_sync_hook_works_from_outside_and_what_it_did_is_on_record(tmp_path:
         assert updater.registry.head().number == 3
         check_truth(updater)
         with pytest.raises(InvalidWeightsError, match="weight"):
-            updater._sync_weights_with_worker(0, nn.Linear(9, 9))
+            updater._sync_weights_with_worker(0, nn.Linear(9, 9))  # pyright: ignore[reportArgumentType]
 
 
 def test_the_sync_hook_of_a_collectors_updater_works_from_outside(tmp_path: Path) -> None:

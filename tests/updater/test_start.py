@@ -419,7 +419,7 @@ def test_a_rollback_is_a_word_too(make: Make) -> None:
             step(policy)
             assert fleet.update_weights().ok
             version = fleet.registry.head()
-            assert version.parent == version.number - 1 and fleet.registry.get(version.parent).restores == 1
+            assert version.parent == version.number - 1 and fleet.registry.get(version.parent).restores == 1  # pyright: ignore[reportArgumentType]
 
 
 def test_workers_that_join_before_anybody_decided_get_the_head(make: Make) -> None:

@@ -286,7 +286,7 @@ def test_it_is_refused_with_a_scheme_as_well(tmp_path: Path) -> None:
 def test_a_collector_without_actors_is_refused(tmp_path: Path) -> None:
     updater = RayCollectorWeightUpdater(make_policy(), registry=Registry.open(tmp_path))
     with pytest.raises(TypeError, match="expected a RayCollector, found a Collector"):
-        Collector(TinyEnv, make_policy(), frames_per_batch=10, total_frames=10, weight_updater=updater)
+        Collector(TinyEnv, make_policy(), frames_per_batch=10, total_frames=10, weight_updater=updater)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", ["core", "scheme as updater", "updater as scheme"])
