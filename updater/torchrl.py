@@ -49,7 +49,7 @@ __all__ = [
     "lineage_mask",
 ]
 
-_KEYWORDS = ("version", "force", "step", "metrics", "metadata", "message")
+_KEYWORDS = ("version", "force", "step", "metrics", "metadata", "message", "restructure")
 """What `update_policy_weights_` takes beyond TorchRL's own arguments."""
 
 
@@ -146,6 +146,7 @@ class RayCollectorWeightUpdater(_Accepted):
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         message: str = "",
+        restructure: bool = False,
     ) -> SyncReport:
         """Do what `update_policy_weights_` was asked for.
 
@@ -155,7 +156,7 @@ class RayCollectorWeightUpdater(_Accepted):
             worker_ids: only these workers, by their index in the collector; by default all.
             version: publish nothing, and bring the workers to this version once. Their targets stay: the next update
                 brings them back to the head, unless `rollback` or `pin` says otherwise.
-            force: as in `update_weights`; so are `step`, `metrics`, `metadata`, `message`.
+            force: as in `update_weights`; so are `step`, `metrics`, `metadata`, `message`, `restructure`.
 
         Raises:
             ConflictError: another run published. Nothing was changed; `adopt()` is the way out.
@@ -184,6 +185,7 @@ class RayCollectorWeightUpdater(_Accepted):
                         metrics=metrics,
                         metadata=metadata,
                         message=message,
+                        restructure=restructure,
                     )
                 finally:
                     self._by_hand = False

@@ -74,7 +74,7 @@ def test_no_push_that_cannot_be_carried_out_kills_the_actor(tmp_path: Path) -> N
             {"nothing.like.it": torch.ones(2)},
         ]
         for weights in bad:
-            report = updater.update_weights(weights)
+            report = updater.update_weights(weights, restructure=True)
             assert statuses(report) == ["failed"]
             assert report.workers[0].error
             assert report.workers[0].held == 1

@@ -134,11 +134,11 @@ def test_weights_that_do_not_fit_and_exceptions_kill_no_actor(running: Running) 
     train(running.policy, 8.0)
     running.collector.update_policy_weights_()
     with pytest.warns(SyncWarning, match="2 of 2 workers"):
-        running.collector.update_policy_weights_(make_policy(5.0, width=2))
+        running.collector.update_policy_weights_(make_policy(5.0, width=2), restructure=True)
     assert statuses(report_of(running.updater)) == ["failed", "failed"]
     with pytest.raises(AttributeError, match="no_such_attribute"):
         get(running.collector.remote_collectors[1].cascade_execute.remote("no_such_attribute"))
-    running.collector.update_policy_weights_(train(running.policy, 9.0))
+    running.collector.update_policy_weights_(train(running.policy, 9.0), restructure=True)
     assert statuses(report_of(running.updater)) == ["synced", "synced"]
     assert seen(collect(running.collector)) == {(9.0, head(running), head(running))}
 

@@ -150,11 +150,11 @@ def test_weights_that_do_not_fit_change_no_worker_and_kill_none(tmp_path: Path, 
     with updater:
         collector.update_policy_weights_(train(policy, 1.0))
         with pytest.warns(SyncWarning, match="bias"):
-            collector.update_policy_weights_(make_policy(5.0, width=2))
+            collector.update_policy_weights_(make_policy(5.0, width=2), restructure=True)
         assert statuses(report_of(updater)) == ["failed", "failed"]
         assert "bias" in report_of(updater).workers[0].error
         assert seen(collect(collector)) == {(1.0, 1, 1)}
-        collector.update_policy_weights_(train(policy, 3.0))
+        collector.update_policy_weights_(train(policy, 3.0), restructure=True)
         assert seen(collect(collector)) == {(3.0, 3, 3)}
 
 
@@ -327,7 +327,7 @@ def test_all_processes_of_a_nested_collector_hold_what_its_receipt_says(tmp_path
         collector.update_policy_weights_()
         assert seen(collect(collector)) == {(1.0, 3, 3)}
         with pytest.warns(SyncWarning, match="bias"):
-            collector.update_policy_weights_(make_policy(5.0, width=2))
+            collector.update_policy_weights_(make_policy(5.0, width=2), restructure=True)
         assert statuses(report_of(updater)) == ["failed"]
         assert seen(collect(collector)) == {(1.0, 3, 3)}
 
@@ -384,7 +384,7 @@ def test_whoever_asks_for_it_gets_every_failure_as_an_error(tmp_path: Path, coll
     with updater:
         collector.update_policy_weights_(train(policy, 1.0))
         with pytest.raises(SyncError, match="2 of 2 workers"):
-            collector.update_policy_weights_(make_policy(5.0, width=2))
+            collector.update_policy_weights_(make_policy(5.0, width=2), restructure=True)
         assert seen(collect(collector)) == {(1.0, 1, 1)}
     with pytest.raises(ValueError, match="on_failure"):
         RayCollectorWeightUpdater(policy, registry=updater.registry, on_failure="print")  # type: ignore[arg-type]
