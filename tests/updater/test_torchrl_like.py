@@ -83,7 +83,7 @@ def test_no_push_that_cannot_be_carried_out_kills_the_actor(tmp_path: Path) -> N
 
         for locate in ("no_policy", "policy.weight.nothing", get_lost, "pid"):
             updater.locate = locate
-            assert statuses(learn(updater, 2.0, force=True)) == ["failed"]
+            assert statuses(learn(updater, 2.0, force=True, restructure=True)) == ["failed"]
             assert updater.probe()[0].error
         updater.locate = "policy"
         updater.apply = refuse
