@@ -36,8 +36,8 @@ $(STAMP):
 demo: $(STAMP) ## Train CartPole on four Ray workers, break the policy, roll back, print the audit
 	@$(RUN)/python docs/examples/cartpole_rollback.py $(ARGS)
 
-test: $(STAMP) ## Run the tests, all but those marked long
-	@$(RUN)/python -m pytest --session-timeout=4800 $(ARGS)
+test: $(STAMP) ## Run the tests, all but those marked long: in two processes, of which one has the cluster
+	@$(RUN)/python -m pytest --session-timeout=4800 -n 2 --dist loadgroup $(ARGS)
 
 test-all: $(STAMP) ## Run what `make test` leaves out: the tests marked long
 	@$(RUN)/python -m pytest --session-timeout=4800 -m long $(ARGS)

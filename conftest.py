@@ -28,6 +28,9 @@ settings.register_profile(
 )
 settings.load_profile("weightledger")
 
+# The width of the terminal that tests are run in is none of the commands that they run.
+os.environ.pop("COLUMNS", None)
+
 COMMAND = re.compile(r"^\$ ((?:weightledger|export WEIGHTLEDGER_)(?:.*\\\n)*.*)$", re.MULTILINE)
 
 
@@ -54,6 +57,20 @@ def restart_cluster() -> None:
     start_cluster()
 
 
+def uses_the_cluster(item: pytest.Item) -> bool:
+    if isinstance(item, pytest.DoctestItem):
+        return "import ray" in item.path.read_text(encoding="utf-8")
+    return "ray_cluster" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Let one of the parallel processes have the cluster with all of its tests; the others share the rest, by file."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("cluster" if uses_the_cluster(item) else str(item.path)))
+    yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """Run a Ray cluster on this machine until the session ends."""
@@ -71,7 +88,7 @@ def place_for_examples(request: pytest.FixtureRequest) -> None:
         return
     tmp_path: Path = request.getfixturevalue("tmp_path")
     request.getfixturevalue("monkeypatch").chdir(tmp_path)
-    if "import ray" in request.node.path.read_text(encoding="utf-8"):
+    if uses_the_cluster(request.node):
         # Without it, the page's first remote call would start a cluster of its own that outlives the page.
         request.getfixturevalue("ray_cluster")
         restart_cluster()

@@ -60,13 +60,22 @@ def test_rows_without_a_cluster_are_measured_saved_and_drawn(tmp_path: Path) -> 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["actors", "held", "proof", "rollback", "nodes", "scaling"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "actors",
+        *(
+            pytest.param(row, marks=pytest.mark.long)
+            for row in ("held", "proof", "rollback", "nodes", "scaling")
+        ),
+    ],
+)
 def test_rows_with_a_cluster_of_their_own_do_the_work_on_both_sides(tmp_path: Path, row: str) -> None:
     quick(tmp_path, row)
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("row", ["torchrl-updater", "torchrl-scheme"])
 def test_rows_on_a_real_collector_do_the_work_on_both_sides(tmp_path: Path, row: str) -> None:
     quick(tmp_path, row)

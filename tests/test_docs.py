@@ -158,7 +158,7 @@ def short_programs() -> list[Path]:
     return [program for program in programs if SHORT in program.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("program", short_programs(), ids=lambda program: program.stem)
 def test_a_program_marked_short_runs_to_its_end(program: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -167,7 +168,7 @@ def test_weights_that_cannot_be_kept_are_refused_before_anything_is_written(
         ({"extra": {"schedule": lambda: 0.1}}, "schedule"),
         ({"extra": {"m": torch.empty(1, device="meta")}}, "m.*meta"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process that collects
 )
 def test_what_is_said_of_weights_is_checked_before_anything_is_written(
     registry: Registry, given: dict[str, Any], words: str

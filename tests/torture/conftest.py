@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,18 @@ def ground() -> Iterator[Ground]:
         made = Ground(shim.build(folder), folder, _figures)
         yield made
         made.close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the figures over, where the tests run in several processes."""
+    handed = getattr(session.config, "workeroutput", None)
+    if handed is not None:
+        handed["torture"] = dict(_figures)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _figures.update(getattr(node, "workeroutput", {}).get("torture", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 SECONDS = 240
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 60)]
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
