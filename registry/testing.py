@@ -15,7 +15,7 @@ import json
 import pickle
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -180,7 +180,8 @@ class SnapshotStoreTests:
         """A damaged row never makes the store read or remove a file that is not its own."""
         store = self.make_store(tmp_path / "store")
         (tmp_path / "other").write_bytes(_SMALL)
-        for uri in ("../other", str(tmp_path / "other"), "", "..", "a\0b"):
+        damaged: Any = b"\xff\xfe"
+        for uri in ("../other", str(tmp_path / "other"), "", "..", "a\0b", damaged):
             with pytest.raises(CorruptionError):
                 store.read(uri)
             with pytest.raises(CorruptionError):

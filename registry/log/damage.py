@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +41,14 @@ from sqlalchemy.types import NULLTYPE, TypeEngine
 from weightledger.registry import arguments, values
 from weightledger.registry.errors import CorruptionError
 from weightledger.registry.log import engine as db
-from weightledger.registry.log.models import Base, Policy, PolicyRef, UtcDateTime, VersionRow
+from weightledger.registry.log.models import (
+    Base,
+    Policy,
+    PolicyRef,
+    UtcDateTime,
+    VersionRow,
+    fingerprint_of,
+)
 
 T = TypeVar("T")
 AnySelect: TypeAlias = Select[*tuple[Any, ...]]
@@ -401,7 +407,7 @@ def _version_rule(
 
 
 def _structure_rule(*, fingerprint: str, body: str, **_: Any) -> Iterator[tuple[str, str]]:
-    if hashlib.sha256(body.encode()).hexdigest() != fingerprint:
+    if fingerprint_of(body) != fingerprint:
         yield "body", "expected the text that its fingerprint was taken of, found another one"
 
 

@@ -11,7 +11,6 @@ No torch in here: the command line lives on these calls.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -49,6 +48,7 @@ from weightledger.registry.log.models import (
     Snapshot,
     Structure,
     VersionRow,
+    fingerprint_of,
 )
 from weightledger.registry.log.refs import Meaning, Ref
 from weightledger.registry.log.runs import RunKeeper
@@ -103,6 +103,7 @@ def _kept_in(snapshot: InstrumentedAttribute[Any], structure: InstrumentedAttrib
             Snapshot.uri,
             Snapshot.file_bytes,
             Snapshot.stored,
+            Structure.fingerprint,
             Structure.body,
         )
         .select_from(VersionRow)
@@ -293,7 +294,7 @@ class Ledger:
         """Return the row of a structure, which nobody changes, making it if no version had it before."""
         last, fingerprint = self._fingerprinted
         if last is not structure:
-            fingerprint = hashlib.sha256(_structure_text(structure).encode()).hexdigest()
+            fingerprint = fingerprint_of(_structure_text(structure))
             self._fingerprinted = (structure, fingerprint)
         found = self._structures.get(fingerprint)
         if found is None:
@@ -548,8 +549,28 @@ class Ledger:
         row = statement.first(conn, policy=self.policy_ref(conn).id, number=number)
         if row is None:
             return None
-        key, digest, uri, file_bytes, stored, body = row
-        return FileEntry(key, digest, uri, file_bytes, bool(stored)), json.loads(body)
+        key, digest, uri, file_bytes, stored, fingerprint, body = row
+        return FileEntry(key, digest, uri, file_bytes, bool(stored)), self._structure(
+            number, fingerprint, body
+        )
+
+    def _structure(self, number: int, fingerprint: Any, body: Any) -> dict[str, Any]:
+        found = fingerprint_of(body) if isinstance(body, str) else None
+        if found is None or found != fingerprint:
+            raise CorruptionError(
+                f"how v{number} of policy {self.policy!r} is put together is damaged in the database: expected a text "
+                f"with the SHA-256 {arguments.shown(fingerprint)}, found "
+                f"{f'one with {found}' if found else arguments.shown(body)}. Its weights are whole in their file; "
+                "restore registry.db from a backup, or load the file itself with safetensors"
+            )
+        try:
+            structure: dict[str, Any] = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise CorruptionError(
+                f"how v{number} of policy {self.policy!r} is put together cannot be read in the database: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return structure
 
     def _read(
         self,

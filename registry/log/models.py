@@ -6,6 +6,7 @@ SQLite and PostgreSQL alike: no type or index here belongs to one of them. Order
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -137,6 +138,11 @@ class Snapshot(Base):
     created_at: Mapped[datetime]
 
 
+def fingerprint_of(body: str) -> str:
+    """Return what a structure's row is known by: the SHA-256 of its text."""
+    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 class Structure(Base):
     """How a version's tensors are put together again; one row however many versions share it."""
 
@@ -251,6 +257,7 @@ class Worker(Base):
     detail: Mapped[str] = mapped_column(Text)
 
 
+_BACKWARDS = text("ended_at < confirmed_at")
 _OPEN = text("ended_at IS NULL")
 
 
@@ -278,6 +285,8 @@ class HoldingRow(Base):
             sqlite_where=_OPEN,
         ),
         Index("ix_holdings_open_policy", "policy_id", "ended_at", sqlite_where=_OPEN),
+        # Rows that ended before they began, since the clock was set back: none, nearly always.
+        Index("ix_holdings_backwards", "policy_id", "worker_id", sqlite_where=_BACKWARDS),
     )
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     policy_id: Mapped[int] = mapped_column(ForeignKey("policies.id"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,17 +87,26 @@ def is_whole(store: SnapshotStore, file: FileEntry) -> bool:
 
 
 def read_hashes(store: SnapshotStore, file: FileEntry, what: str) -> dict[str, str]:
-    """Read the per-tensor hashes out of a file's header."""
+    """Read the per-tensor hashes out of a file's header, and check that they make the digest on record.
+
+    Raises:
+        CorruptionError: the file is missing, its header is damaged, or its hashes are others.
+    """
+    from weightledger.registry.weights.digest import content_digest
+    from weightledger.registry.weights.layout import hashes_in
+
+    named = f"{what} ({store.where(file.uri)})"
     try:
-        try:
-            header = json.loads(store.read_header(file.uri))
-        except CorruptionError as error:
-            raise CorruptionError(f"the header of {what} cannot be read: {error}") from error
-        hashes = json.loads(header["__metadata__"]["weightledger.hashes"])
-    except (ValueError, KeyError, TypeError) as error:
+        header = store.read_header(file.uri)
+    except CorruptionError as error:
+        raise CorruptionError(f"the header of {what} cannot be read: {error}") from error
+    hashes = hashes_in(header, named)
+    found = content_digest(hashes)
+    if found != file.digest:
         raise CorruptionError(
-            f"the header of {what} ({store.where(file.uri)}) is damaged: {error}; restore it from a backup"
-        ) from error
+            f"the header of {named} is damaged: its hashes make {found}, the record has {file.digest}; restore the "
+            "file from a backup"
+        )
     return dict(sorted(hashes.items()))
 
 
@@ -112,7 +120,7 @@ def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | No
     """Re-read the files of one version, or of all and look for strays and at the whole record. Changes nothing."""
     with ledger.reading() as conn:
         number = None if ref is None else ledger.usable(conn, ref, "verify").number
-        damaged = [] if number is not None else _damaged_rows(ledger, conn)
+        damaged = _damaged_rows(ledger, conn) if number is None else _damaged_structure(ledger, conn, number)
         wanted = list(_stored_files(ledger, conn, number))
     faults = [fault for entry in wanted if (fault := _check(store, entry)) is not None]
     if faults:
@@ -143,6 +151,15 @@ def _damaged_rows(ledger: Ledger, conn: Connection) -> list[Fault]:
         Fault("damaged", path, () if policy is None else damage.versions_at(conn, policy, cell), str(cell))
         for cell in damage.survey(conn)
     ] + [Fault("damaged", path, (), text) for text in broken_pages(conn)]
+
+
+def _damaged_structure(ledger: Ledger, conn: Connection, number: int) -> list[Fault]:
+    try:
+        ledger.stored_as(conn, number)
+        ledger.extra_stored_as(conn, number)
+    except CorruptionError as error:
+        return [Fault("damaged", database_path(conn.engine).name, (number,), str(error))]
+    return []
 
 
 def _abandoned(store: SnapshotStore, folder: Path) -> list[str]:

@@ -221,7 +221,13 @@ class LocalSnapshots:
         files.remove(self._temporary(file_id))
 
     def _path(self, uri: str) -> Path:
-        if uri in ("", ".", "..") or "/" in uri or "\0" in uri or uri.startswith("."):
+        if (
+            not isinstance(uri, str)
+            or uri in ("", ".", "..")
+            or "/" in uri
+            or "\0" in uri
+            or uri.startswith(".")
+        ):
             raise CorruptionError(f"expected the name of a snapshot file, found {uri!r}")
         return self.folder / uri
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from weightledger.registry.weights.shapes import Shapes, describe_dtypes, finger
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000  # the safetensors readers' own limit
 
+_WHOLE: Final = re.compile(r"-?[0-9]{1,40}")
 _METADATA: Final = "__metadata__"
 _METADATA_MARK: Final = b'"__metadata__":{'
 _SUM_MARK: Final = b',"weightledger.sum":"'
@@ -423,6 +425,20 @@ def _header(metadata: dict[str, str], specs: Sequence[Spec], what: str) -> tuple
     return header, ties
 
 
+def hashes_in(header: bytes, what: str) -> dict[str, str]:
+    """Read the hashes of all tensors and values out of a file's header, by name.
+
+    Raises:
+        CorruptionError: The header is damaged, or has none.
+    """
+    _check_sum(header, what)
+    metadata = _metadata(_parse(header, what).pop(_METADATA, {}), what)
+    hashes = _json(metadata, "hashes", what)
+    if hashes is None or not all(isinstance(one, str) for one in hashes.values()):
+        _fail(what, "does not have one hash for each name")
+    return hashes
+
+
 def _json(metadata: dict[str, str], key: str, what: str) -> dict[str, Any] | None:
     text = metadata.get(f"weightledger.{key}")
     return None if text is None else _parse(text.encode("utf-8", "replace"), f"{what} ({key})")
@@ -432,7 +448,7 @@ def _number(metadata: dict[str, str], key: str, what: str) -> int | None:
     text = metadata.get(f"weightledger.{key}")
     if text is None:
         return None
-    if len(text) > 40 or not text.lstrip("-").isdecimal():
+    if not _WHOLE.fullmatch(text):
         _fail(what, f"has the {key} {text!r:.80}, expected a whole number")
     return int(text)
 

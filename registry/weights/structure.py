@@ -68,14 +68,29 @@ def rebuild(
     Raises:
         CorruptionError: A name is missing, or the structure is not one of ours.
     """
+    if not isinstance(structure, Mapping):
+        raise CorruptionError(f"expected a structure, found {type(structure).__name__}")
     if structure.get("format") != FORMAT:
         raise CorruptionError(
             f"expected a structure of format {FORMAT}, found {structure.get('format')!r}: upgrade weightledger"
         )
-    builder = _Builder(dict(structure["ties"]), tensors, kept, copy)
-    with torch.inference_mode(False), torch.no_grad():
-        built = builder.build(structure["tree"], None, None)
-    return _state_dict(built, structure["metadata"]) if "metadata" in structure else built
+    try:
+        builder = _Builder(dict(structure["ties"]), tensors, kept, copy)
+        with torch.inference_mode(False), torch.no_grad():
+            built = builder.build(structure["tree"], None, None)
+        return _state_dict(built, structure["metadata"]) if "metadata" in structure else built
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        RecursionError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise CorruptionError(
+            f"the structure of the snapshot cannot be followed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _state_dict(built: Mapping[Key, Any], encoded: Json) -> OrderedDict[Key, Any]:

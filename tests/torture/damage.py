@@ -391,8 +391,9 @@ def _questions(folder: Path, sound: Sound, what: Harm) -> dict[str, Callable[[Re
         return None if value_of(registry.load(made)) == 2 else "other weights"
 
     def roll_back(registry: Registry) -> str | None:
-        made = registry.rollback(1)
-        return None if value_of(registry.load(made)) == 1 else "other weights"
+        # Where the row of the policy's name is damaged, v1 is what was published above.
+        right = _content(registry.load(1))
+        return None if _content(registry.load(registry.rollback(1))) == right else "other weights"
 
     def verify(registry: Registry) -> str | None:
         """Find every fault of a file that a load finds."""
