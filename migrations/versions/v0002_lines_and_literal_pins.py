@@ -1,4 +1,4 @@
-"""Lines of training, names and shapes of versions, what a prune let go of, and pins that are no globs.
+"""Lines of training, names and shapes of versions, what a prune let go of, pins that are no globs, clocks set back.
 
 Revision 0002, after 0001.
 """
@@ -20,6 +20,10 @@ ROOT: dict[str, Any] = {
     "sqlite_where": sa.text("parent IS NULL"),
     "postgresql_where": sa.text("parent IS NULL"),
 }
+BACKWARDS: dict[str, Any] = {
+    "sqlite_where": sa.text("ended_at < confirmed_at"),
+    "postgresql_where": sa.text("ended_at < confirmed_at"),
+}
 PINS = sa.table(
     "pins",
     sa.column("id", KEY),
@@ -35,6 +39,8 @@ def upgrade() -> None:
     op.add_column("versions", sa.Column("dtypes", sa.Text(), nullable=True))
     op.add_column("versions", sa.Column("released", sa.Boolean(), nullable=True))
     op.create_index("ix_versions_root", "versions", ["policy_id", "number"], **ROOT)
+
+    op.create_index("ix_holdings_backwards", "holdings", ["policy_id", "worker_id"], **BACKWARDS)
 
     op.add_column("pins", sa.Column("literal", sa.Boolean(), nullable=True))
     glob = sa.or_(*(PINS.c.worker.contains(character) for character in "*?["))
@@ -54,6 +60,7 @@ def downgrade() -> None:
         pins.drop_constraint("uq_pins_policy_id_worker_literal", type_="unique")
         pins.create_unique_constraint("uq_pins_policy_id_worker", ["policy_id", "worker"])
         pins.drop_column("literal")
+    op.drop_index("ix_holdings_backwards", "holdings")
     op.drop_index("ix_versions_root", "versions")
     op.drop_column("versions", "released")
     op.drop_column("versions", "dtypes")

@@ -299,9 +299,7 @@ def holdings(
     if at is None:
         query = _holdings().where(HoldingRow.policy_id == policy.id, _OPEN, _CONFIRMED)
     else:
-        query = _holdings().where(
-            HoldingRow.id.in_(_newest_of_each(policy, HoldingRow.confirmed_at, at)), _lasted_beyond(at)
-        )
+        query = _holdings().where(HoldingRow.id.in_(_held_at(policy, at)), _lasted_beyond(at))
     found = _records(conn, policy, query, alive)
     return sorted(found, key=lambda each: (each.worker or "", each.order or 0))
 
@@ -384,7 +382,36 @@ def _holdings() -> Select[*tuple[Any, ...]]:
 
 
 def _lasted_beyond(moment: datetime) -> ColumnElement[bool]:
-    return or_(_OPEN, HoldingRow.ended_at > moment)
+    # What ended before it began lasted until the clock was set back, and nobody knows when that was.
+    return or_(_OPEN, HoldingRow.ended_at > moment, HoldingRow.ended_at < HoldingRow.confirmed_at)
+
+
+def _backwards(policy: PolicyRef) -> Select[*tuple[Any, ...]]:
+    """Select the workers in whose history the clock was set back: there times tell nothing of the order."""
+    return select(HoldingRow.worker_id).where(
+        HoldingRow.policy_id == policy.id, HoldingRow.ended_at < HoldingRow.confirmed_at
+    )
+
+
+def _held_at(policy: PolicyRef, moment: datetime) -> Select[*tuple[Any, ...]]:
+    """Select the row that may tell what each worker held: one seek a worker, by time.
+
+    Where the clock was set back it is the newest one by order of those that cover the moment.
+    """
+    backwards = _backwards(policy)
+    by_order = (
+        select(HoldingRow.id)
+        .where(HoldingRow.worker_id == Worker.id, HoldingRow.confirmed_at <= moment, _lasted_beyond(moment))
+        .order_by(HoldingRow.order.desc())
+        .limit(1)
+        .correlate(Worker)
+        .scalar_subquery()
+    )
+    parts = union_all(
+        _newest_of_each(policy, HoldingRow.confirmed_at, moment).where(Worker.id.not_in(backwards)),
+        select(by_order).where(Worker.id.in_(backwards)),
+    ).subquery()
+    return select(parts.c[0])
 
 
 def _newest_of_each(policy: PolicyRef, time: Any, moment: datetime) -> Select[*tuple[Any, ...]]:
@@ -404,7 +431,8 @@ def _touching(policy: PolicyRef, since: datetime, until: datetime | None) -> Sel
     """Select the rows of all workers that may overlap a span: those pushed inside of it, and those that lasted into it.
 
     What lasted into it is, of each worker, its newest receipt or one of its newest pushes: an answer settles all pushes
-    before it, so that only drivers which died one after another leave several unsettled.
+    before it, so that only drivers which died one after another leave several unsettled. What is still open lasts into
+    every span, and of workers in whose history the clock was set back each row may.
     """
     oldest = (
         select(HoldingRow.pushed_at)
@@ -423,7 +451,12 @@ def _touching(policy: PolicyRef, since: datetime, until: datetime | None) -> Sel
     )
     if until is not None:
         pushed = pushed.where(HoldingRow.pushed_at < until)
-    parts = union_all(_newest_of_each(policy, HoldingRow.confirmed_at, since), pushed).subquery()
+    parts = union_all(
+        _newest_of_each(policy, HoldingRow.confirmed_at, since),
+        pushed,
+        select(HoldingRow.id).where(HoldingRow.policy_id == policy.id, _OPEN),
+        select(HoldingRow.id).where(HoldingRow.worker_id.in_(_backwards(policy))),
+    ).subquery()
     return select(parts.c[0])
 
 
