@@ -36,7 +36,8 @@ def note(series: Series, origin: Origin, weights: object) -> None:
         _known[key] = (known[0], origin)
         return
     with suppress(TypeError):
-        _known[key] = (weakref.ref(anchor, lambda _: _known.pop(key, None)), origin)
+        # The dictionary is bound, since a module's names are gone when the interpreter ends.
+        _known[key] = (weakref.ref(anchor, lambda _, known=_known: known.pop(key, None)), origin)  # type: ignore[misc]
 
 
 def find(series: Series, weights: object) -> Origin | None:

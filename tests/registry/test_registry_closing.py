@@ -222,3 +222,21 @@ def test_a_child_process_that_never_closes_leaves_what_it_published(folder: Path
 
 def _publish_and_leave(folder: Path) -> int:
     return Registry.open(folder).publish(weights(3)).number
+
+
+def test_a_program_that_ends_with_weights_in_hand_says_nothing(tmp_path: Path) -> None:
+    """The weights outlive the modules that watch them: nothing may look for names that are gone by then."""
+    program = f"""
+import torch
+from weightledger import Registry
+kept = [{{"w": torch.ones(2)}}, torch.nn.Linear(2, 2)]
+registries = [Registry.open({str(tmp_path)!r}, policy=policy) for policy in ("a", "b")]
+for registry, weights in zip(registries, kept):
+    registry.publish(weights)
+    registry.restore(1, weights)
+    registry.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
