@@ -24,6 +24,7 @@ from weightledger.registry.log.engine import check_open, close_engine, open_engi
 from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.refs import Ref, check_new_alias, parse
 from weightledger.registry.log.runs import RunKeeper, policy_lock
+from weightledger.registry.logs import tell_published, tell_rolled_back
 from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
 from weightledger.registry.store import inspection
 from weightledger.registry.store.pruning import prune
@@ -198,6 +199,7 @@ class Registry:
         finally:
             draft.release()
         self._note_origin(version, weights)
+        tell_published(self.policy, version.number)
         return version
 
     def head(self) -> Version:
@@ -410,6 +412,7 @@ class Registry:
                 f"it cannot be followed by {unable}",
                 stacklevel=2,
             )
+        tell_rolled_back(made)
         return made
 
     def pin(self, worker: str, ref: Ref, *, reason: str = "", literal: bool = False) -> None:

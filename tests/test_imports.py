@@ -3,6 +3,7 @@
 Rules kept here
 - `weightledger.registry` and `weightledger.migrations` import neither Ray nor `weightledger.updater`, not even
   inside a function: a registry is read where no cluster is.
+- `weightledger.updater` knows of the registry what `DOORS` names: no table, no connection, no file.
 - No import is relative or by a bare folder name: both would load a module twice, under two names.
 - No two modules import each other while they are being loaded.
 - `import weightledger.registry` loads neither torch nor Ray, and no database before `Registry` is asked for.
@@ -105,6 +106,45 @@ def fresh(program: str) -> str:
 @pytest.mark.parametrize("package", ["weightledger.registry", "weightledger.migrations"])
 def test_the_registry_and_its_migrations_import_neither_ray_nor_the_updater(package: str) -> None:
     assert forbidden(sources(), package, ("ray", "weightledger.updater")) == []
+
+
+DOORS = {
+    "weightledger.registry",
+    "weightledger.registry.arguments",
+    "weightledger.registry.errors",
+    "weightledger.registry.logs",
+    "weightledger.registry.origins",
+    "weightledger.registry.records",
+    "weightledger.registry.sync",
+    "weightledger.registry.weights",
+}
+
+
+def test_the_updater_knows_of_the_registry_only_its_doors() -> None:
+    modules = sources()
+    wrong = [
+        f"{module} imports {name}"
+        for module, source in modules.items()
+        if belongs(module, "weightledger.updater")
+        for name in sorted(imported(source, modules, loading_only=False))
+        if belongs(name, "weightledger.registry") and name not in DOORS
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ["weightledger.updater"])
+def test_the_updater_has_no_database_and_opens_no_file(package: str) -> None:
+    modules = sources()
+    assert forbidden(modules, package, ("sqlalchemy", "sqlite3", "alembic")) == []
+    opened = [
+        f"{module}:{node.lineno}"
+        for module, source in modules.items()
+        if belongs(module, package)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("open", "os.open", "Path.open", "io.open")
+    ]
+    assert opened == []
 
 
 def test_the_migrations_state_their_own_tables_and_import_nothing_of_the_registry() -> None:

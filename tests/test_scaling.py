@@ -126,9 +126,9 @@ def test_small_weights_go_inside_the_calls_and_are_fetched_by_nobody() -> None:
 def test_the_bounds_between_small_and_large_weights_are_those_of_the_library() -> None:
     from weightledger.registry.store import publishing
     from weightledger.registry.weights.digest import threads_for
-    from weightledger.updater import core
+    from weightledger.updater.transports import ray_actors
 
-    assert model.INLINE_BYTES == core._INLINE_BYTES
+    assert model.INLINE_BYTES == ray_actors.INLINE_BYTES
     assert model.ASIDE_BYTES == publishing.INLINE_BYTES
     assert threads_for(model.THREADS_BYTES - 1) == 1 < threads_for(model.THREADS_BYTES)
 

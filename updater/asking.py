@@ -13,13 +13,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from weightledger.registry.log.fleet import Settlement
-from weightledger.updater.push import Inspection, Probe
-from weightledger.updater.seats import Seat
-from weightledger.updater.settling import read_answer
+from weightledger.registry.sync import Settlement
+from weightledger.updater.messages import Probe
+from weightledger.updater.workers.state import WorkerState
 
 if TYPE_CHECKING:
-    from weightledger.updater.base import RemoteWeightUpdaterBase
+    from weightledger.updater.updater import Updater
 
 # How long an update waits for answers at most.
 _PATIENCE = 0.25
@@ -30,49 +29,47 @@ _SHARE = 0.02
 class Asking:
     """Asks an updater's workers, from one update to the next."""
 
-    def __init__(self, updater: RemoteWeightUpdaterBase) -> None:
+    def __init__(self, updater: Updater) -> None:
         self._up = updater
         self._began = time.monotonic()
         self._in_vain = 0.0
 
-    def ask(self, seats: Iterable[Seat]) -> list[Seat]:
+    def ask(self, workers: Iterable[WorkerState]) -> list[WorkerState]:
         """Ask workers, and return those that were asked. Nobody is waited for."""
         up = self._up
-        question = Probe(up.series, up.locate, None, hashes=False)
+        question = Probe(up.record.series, up.locate, None, hashes=False)
         asked = []
-        for seat in seats:
-            if seat.known is None or seat.question is not None or seat.gone:
+        for worker in workers:
+            if worker.known is None or worker.question is not None or worker.gone:
                 continue
             try:
-                seat.question = up._ask(seat.id, question)
+                answer = up.ask(worker, question)
             except Exception:  # noqa: BLE001 - whether it lives is looked at elsewhere
                 continue
-            if seat.question is not None:
-                asked.append(seat)
+            if answer is not None:
+                up.workers.asked(worker, answer)
+                asked.append(worker)
         return asked
 
-    def hear(self, seats: Sequence[Seat], *, wait: bool) -> dict[int, Settlement]:
+    def hear(self, workers: Sequence[WorkerState], *, wait: bool) -> dict[int, Settlement]:
         """Take the answers that have come, and forget what is known of workers whose weights are others now.
 
         Returns:
             How the holding of each of those ended, by worker id.
         """
-        questions = {seat.id: seat.question for seat in seats if seat.question is not None}
+        questions = {worker.id: worker.question for worker in workers if worker.question is not None}
         if not questions:
             return {}
         began = time.monotonic()
         budget = _PATIENCE + _SHARE * (began - self._began) - self._in_vain
-        answers = self._up._collect(questions, max(0.0, min(_PATIENCE, budget)) if wait else 0.0, not wait)
+        patience = max(0.0, min(_PATIENCE, budget)) if wait else 0.0
+        answers = self._up.transport.collect(questions, patience, not wait)
         if wait and len(answers) < len(questions):
             self._in_vain += time.monotonic() - began
         ended = {}
-        for seat in seats:
-            if seat.id not in answers:
-                continue
-            self._up._spent.append(seat.question)
-            seat.question, answer = None, answers[seat.id]
-            settlement = read_answer(seat, answer) if isinstance(answer, Inspection) else None
-            if settlement is not None and seat.known is not None:
-                seat.known = seat.open_held = None
-                ended[seat.id] = settlement
+        for worker in workers:
+            if worker.id in answers:
+                settlement = self._up.workers.heard(worker, answers[worker.id])
+                if settlement is not None:
+                    ended[worker.id] = settlement
         return ended

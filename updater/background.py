@@ -6,9 +6,10 @@ import atexit
 import warnings
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
+from weightledger.registry.logs import log
 from weightledger.updater.reports import SyncReport
 from weightledger.updater.telling import SyncWarning, failures_of
 
@@ -74,8 +75,49 @@ def fill(future: UpdateFuture, run: Callable[[], SyncReport]) -> None:
     try:
         report = run()
     except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+        log.warning("an update in the background failed: %s: %s", type(error).__name__, error)
         future.set_exception(error)
         # The error's traceback has this frame: the future would keep itself alive, and never tell.
         del future
     else:
         future.set_result(report)
+
+
+class Background:
+    """Runs updates one after the other in a thread of their own, and knows which have not ended."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._futures: list[UpdateFuture] = []
+
+    def run(self, update: Callable[[], SyncReport], after: Callable[[], object]) -> Future[SyncReport]:
+        """Run an update later.
+
+        Args:
+            after: called when it ended, however it ended, also when it was cancelled.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="weightledger-update")
+        self._futures = [future for future in self._futures if not future.done()]
+        future = UpdateFuture()
+        future.add_done_callback(lambda _: after())
+        self._threads.submit(fill, future, update)
+        self._futures.append(future)
+        return future
+
+    def drain(self) -> None:
+        """Wait for the updates that have not ended; their errors belong to their futures."""
+        wait(self._futures)
+        self._futures.clear()
+
+    def shut_down(self) -> None:
+        """Take no more updates, and wait for those that there are."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+def ended(report: SyncReport) -> Future[SyncReport]:
+    """Return the future of an update that has ended."""
+    future = UpdateFuture()
+    future.set_result(report)
+    return future

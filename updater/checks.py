@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from weightledger.registry import Registry, arguments
-from weightledger.updater.push import LOAD_STATE_DICT
+from weightledger.updater.messages import LOAD_STATE_DICT
 
 
 def check_interval(max_interval: Any) -> int:

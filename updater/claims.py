@@ -1,20 +1,14 @@
-"""Who steers which worker: updaters of this process, and runs that a worker heard of. Others the registry tells."""
+"""Which updater of this process steers which worker. Of other processes the registry tells."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from weightledger.registry.errors import InUseError
-from weightledger.registry.log.runs import RunKeeper
-from weightledger.updater.push import Series
-
-if TYPE_CHECKING:
-    from weightledger.registry import Registry
-    from weightledger.registry.log.fleet import Ahead
+from weightledger.updater.messages import Series
 
 _Worker = tuple[str, Any]
 """Lasting name, and what tells its handle from all others."""
@@ -55,16 +49,6 @@ def release(series: Series, workers: Iterable[_Worker]) -> None:
         for worker in workers:
             for key in _keys(series, worker):
                 _owners.pop(key, None)
-
-
-def is_steered(registry: Registry, ahead: Ahead) -> bool:
-    """Tell whether the run that a worker heard from last is alive, and another one than this."""
-    keeper = registry.runs
-    if ahead.run == keeper.current().id:
-        return False
-    # A copy of the registry has locks of its own.
-    places = [keeper, RunKeeper(Path(ahead.registry))] if ahead.registry else [keeper]
-    return any(each.alive(ahead.run) for each in places)
 
 
 def _keys(series: Series, worker: _Worker) -> list[tuple[Series, str, Any]]:

@@ -8,27 +8,38 @@ Rules kept here
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from weightledger.registry.log import audit
 from weightledger.updater.reports import FAILURES, SyncReport
 
-if TYPE_CHECKING:
-    from weightledger.updater.base import RemoteWeightUpdaterBase
-
 _BOUNDARIES = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0]
+
+
+Staleness = Callable[[set[int]], dict[int, int | None]]
 
 
 class Observer(Protocol):
     """Somebody who is told of each update that ended."""
 
-    def observe(self, updater: RemoteWeightUpdaterBase, report: SyncReport, seconds: float) -> None:
+    def observe(
+        self,
+        report: SyncReport,
+        *,
+        head: int | None,
+        held: Mapping[str, int | None],
+        staleness: Staleness,
+        seconds: float,
+    ) -> None:
         """Take note of a report, in the thread that ran the update.
 
         Args:
+            head: number of the head.
+            held: the version that each worker of the updater is known to hold, by name, named in the update or not.
+            staleness: tells how far versions are behind the head.
             seconds: from the begin of the update to its end, the copy of the weights included.
         """
 
@@ -81,35 +92,33 @@ class RayMetrics:
         """Count bytes that went into the object store."""
         self._to.put_bytes.inc(nbytes, self._policy)
 
-    def observe(self, updater: RemoteWeightUpdaterBase, report: SyncReport, seconds: float) -> None:
+    def observe(
+        self,
+        report: SyncReport,
+        *,
+        head: int | None,
+        held: Mapping[str, int | None],
+        staleness: Staleness,
+        seconds: float,
+    ) -> None:
         """Record what an update did and where it left every worker of the updater, named in it or not."""
         self._to.seconds.observe(seconds, self._policy)
         for outcome in report.workers.values():
             if outcome.status in FAILURES:
                 self._to.failures.inc(1, self._policy | {"worker": outcome.name, "status": outcome.status})
-        head = None if updater.head is None else updater.head.number
-        held = {seat.name: None if seat.known is None else seat.known.version for seat in updater.seats}
         if head is not None and head != self._head:
             self._head = head
             self._to.head.set(head, self._policy)
             self._staleness.clear()
-        self._look_up(
-            updater, {version for version in held.values() if version is not None and version != head}
-        )
+        others = {version for version in held.values() if version is not None and version != head}
+        if not others <= self._staleness.keys():
+            self._staleness = staleness(others)
         for name, version in held.items():
             stale = 0 if version == head else self._staleness.get(version) if version is not None else None
             self._tell(name, _number(version), _number(stale))
         for name in self._told.keys() - held.keys():
             self._tell(name, math.nan, math.nan)
             del self._told[name]
-
-    def _look_up(self, updater: RemoteWeightUpdaterBase, versions: set[int]) -> None:
-        if versions <= self._staleness.keys():
-            return
-        with updater.registry.ledger.reading() as conn:
-            policy = updater.registry.ledger.policy_ref(conn)
-            found = audit.staleness_of(conn, policy, versions)
-        self._staleness = {version: found.get(version) for version in versions}
 
     def _tell(self, worker: str, version: float, stale: float) -> None:
         before = self._told.get(worker, (None, None))

@@ -8,28 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightledger.registry.errors import NotFoundError, WeightLedgerError
-from weightledger.registry.log import fleet
-from weightledger.registry.log.fleet import Settlement
-from weightledger.registry.weights.digest import content_digest
-from weightledger.updater.plan import Known
-from weightledger.updater.push import Inspection, Note, Probe
+from weightledger.registry.sync import Settlement
+from weightledger.registry.weights import content_digest, matches_any
+from weightledger.updater.messages import Inspection, Note, Probe
 from weightledger.updater.reports import Held
-from weightledger.updater.seats import Seat, stretch_of
-from weightledger.updater.server import ServerWeights
-from weightledger.updater.settling import (
-    Trouble,
-    confirmation,
-    is_of,
-    is_on_record,
-    off_record,
-    read_trouble,
-    told,
-    was_left_open,
-)
-from weightledger.updater.watch import matches_any
+from weightledger.updater.workers.state import Trouble, WorkerState
 
 if TYPE_CHECKING:
-    from weightledger.updater.base import RemoteWeightUpdaterBase
+    from weightledger.updater.updater import Updater
 
 
 class _Expected(NamedTuple):
@@ -48,9 +34,9 @@ class Probing:
         ignore: globs of the names of tensors that the workers' own code writes, besides buffers.
     """
 
-    def __init__(self, updater: RemoteWeightUpdaterBase, ignore: Collection[str]) -> None:
+    def __init__(self, updater: Updater, ignore: Collection[str]) -> None:
         self._up = updater
-        self._ledger = updater.registry.ledger
+        self._table = updater.workers
         self._ignore = tuple(ignore)
         self._earlier: list[Settlement] = []
         self._settlements: list[Settlement] = []
@@ -58,40 +44,42 @@ class Probing:
 
     def run(self) -> dict[int, Held]:
         """Ask, compare, record."""
-        seats = {seat.id: seat for seat in self._up.seats}
-        handles = {key: self._ask(seat) for key, seat in seats.items()}
+        workers = {worker.id: worker for worker in self._table}
+        asked = {key: self._ask(worker) for key, worker in workers.items()}
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self._up.timeout
-        while len(answers) < len(handles) and (left := deadline - time.monotonic()) > 0:
-            waiting = {key: handle for key, handle in handles.items() if key not in answers}
-            answers |= self._up._collect(waiting, left, False)
+        while len(answers) < len(asked) and (left := deadline - time.monotonic()) > 0:
+            waiting = {key: answer for key, answer in asked.items() if key not in answers}
+            answers |= self._up.transport.collect(waiting, left, False)
         found = {}
-        for key, seat in seats.items():
+        for key, worker in workers.items():
             answer = answers.get(key, Trouble("silent", f"no answer within {self._up.timeout:g} s"))
             if isinstance(answer, Inspection):
-                found[key] = self._read(seat, answer)
+                found[key] = self._read(worker, answer)
             else:
-                trouble = answer if isinstance(answer, Trouble) else self._up._explain(seat, answer)
-                found[key] = self._read_trouble(seat, trouble)
-        with self._ledger.writing() as conn:
-            fleet.settle(self._ledger, conn, self._earlier)
-            fleet.settle(self._ledger, conn, self._settlements)
+                trouble = answer if isinstance(answer, Trouble) else self._explain(worker, answer)
+                found[key] = self._read_trouble(worker, trouble)
+        self._up.record.write(settlements=[self._earlier, self._settlements])
         return found
 
-    def _ask(self, seat: Seat) -> Any:
+    def _ask(self, worker: WorkerState) -> Any:
         # The names of what it should hold; what was mapped on the way may have any.
-        version = self._target(seat) if seat.open_held is None else seat.open_held.version
+        version = self._target(worker) if worker.on_record is None else worker.on_record.version
         hashes = None if version is None else self._version(version).hashes
         names = None if hashes is None else tuple(hashes)
-        question = Probe(self._up.series, self._up.locate, names, self._up.timeout)
+        question = Probe(self._up.record.series, self._up.locate, names, self._up.timeout)
         try:
-            return self._up._sync_weights_with_worker(seat.id, ServerWeights.asking(question, version or 0))
+            return self._up.send_probe(worker, question)
         except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
-            return self._up._explain(seat, error)
+            return self._explain(worker, error)
 
-    def _target(self, seat: Seat) -> int | None:
+    def _explain(self, worker: WorkerState, error: BaseException) -> Trouble:
+        known = None if worker.known is None else worker.known.incarnation
+        return self._up.transport.explain(worker.handle, error, known)
+
+    def _target(self, worker: WorkerState) -> int | None:
         try:
-            return self._up.registry.target(seat.name).number
+            return self._up.registry.target(worker.name).number
         except NotFoundError:
             return None
 
@@ -108,7 +96,7 @@ class Probing:
             digest = self._up.registry.get(number).digest
         except NotFoundError:
             return _Expected(None, None)
-        sent = self._up.shelf.find(digest)
+        sent = self._up.source.find(digest)
         if sent is not None and sent.sent_digest != digest:
             return _Expected(sent.sent_digest, sent.hashes)
         if sent is None and self._up.maps_weights:
@@ -131,29 +119,39 @@ class Probing:
 
     # ------------------------------------------------------------------ answers
 
-    def _read(self, seat: Seat, answer: Inspection) -> Held:
-        note = answer.note
+    def _read(self, worker: WorkerState, answer: Inspection) -> Held:
+        note, incarnation = answer.note, answer.incarnation
         if note is None:
-            self._lose(seat, answer)
+            self._record(self._table.found_empty(worker, incarnation))
             error = answer.error or answer.overwritten or "it was never sent a version"
-            return Held(seat.name, None, answer.digest, False, (), answer.incarnation, error)
-        on_record, error = self._believe(seat, note, answer)
-        held = Held(seat.name, note.version, answer.digest, False, (), answer.incarnation, error)
+            return Held(worker.name, None, answer.digest, False, (), incarnation, error)
+        vouched = self._table.vouch(worker, note, incarnation)
+        if vouched.confirmed is not None:
+            self._earlier.append(vouched.confirmed)
+        self._record(vouched.ended)
+        held = Held(worker.name, note.version, answer.digest, False, (), incarnation, vouched.error)
         if answer.digest is None:
-            # It says what it holds, but nobody could look: the next update sends the bytes and takes a receipt.
-            seat.known = None
+            # It says what it holds, but nobody could look.
+            self._table.doubted(worker)
             return replace(held, error=answer.error)
-        expected = self._expected(note, on_record, answer)
+        expected = self._expected(note, vouched.on_record, answer)
         drift, buffers = self._differences(expected, answer)
         same = answer.digest == expected.digest or (bool(buffers) and not drift)
         # An engine that loads in its own way need not keep the tensors as they were sent.
-        if on_record and (same or callable(self._up.apply)):
-            self._see(seat, note, answer)
+        if vouched.on_record and (same or callable(self._up.apply)):
+            self._record(self._table.seen(worker, note, incarnation))
             return replace(held, matches=same, buffers=buffers)
-        seat.known = None
-        if on_record:
-            error = self._drifted(seat, note, answer, drift)
+        error = vouched.error
+        if vouched.on_record:
+            error = _drift_told(note, answer, drift)
+            self._record(self._table.drifted(worker, note, incarnation, error, drift))
+        else:
+            self._table.doubted(worker)
         return replace(held, matches=same, drift=drift, buffers=buffers, error=error)
+
+    def _record(self, settlement: Settlement | None) -> None:
+        if settlement is not None:
+            self._settlements.append(settlement)
 
     def _differences(
         self, expected: _Expected, answer: Inspection
@@ -167,68 +165,12 @@ class Probing:
         own = {name for name in names if name in answer.buffers or matches_any(name, self._ignore)}
         return tuple(name for name in names if name not in own), tuple(name for name in names if name in own)
 
-    def _believe(self, seat: Seat, note: Note, answer: Inspection) -> tuple[bool, str]:
-        """Tell whether the record has what the worker's note says; if not, the holding on record ends, and why."""
-        flight = seat.flight
-        own = flight is not None and is_of(note, flight.push)
-        if own or was_left_open(seat, note):
-            self._earlier.append(confirmation(seat, note, answer.incarnation, "found by a probe"))
-            seat.open_held = stretch_of(note, answer.incarnation)
-            seat.open_pending = ()
-            if flight is not None and own:
-                seat.flight, seat.passed_by = None, 0
-                seat.known = Known(note.version, note.sent_digest, answer.incarnation, flight.pinned)
-        elif not is_on_record(seat, note, answer.incarnation):
-            # Not what the record says; the next update sends the bytes and takes a receipt.
-            ended = off_record(seat, note, answer.incarnation)
-            if ended is not None:
-                self._settlements.append(ended)
-            seat.open_held = None
-            return False, f"it says that it holds {told(note)}, which is not what is on record"
-        return True, ""
+    def _read_trouble(self, worker: WorkerState, trouble: Trouble) -> Held:
+        self._record(self._table.did_not_answer(worker, trouble))
+        return Held(worker.name, None, None, False, (), None, trouble.detail)
 
-    def _see(self, seat: Seat, note: Note, answer: Inspection) -> None:
-        if seat.flight is None and not seat.open_pending:
-            pinned = seat.known is None or seat.known.pinned
-            seat.known = Known(note.version, note.sent_digest, answer.incarnation, pinned)
-            self._settlements.append(
-                Settlement(seat.row, seat.name, "seen", incarnation=answer.incarnation, version=note.version)
-            )
 
-    def _drifted(self, seat: Seat, note: Note, answer: Inspection, drift: tuple[str, ...]) -> str:
-        which = ", ".join(drift[:20]) or "some tensors"
-        by = f" ({answer.overwritten})" if answer.overwritten else ""
-        text = f"its weights are not v{note.version} any more: {which} changed in place{by}"
-        self._settlements.append(
-            Settlement(
-                seat.row,
-                seat.name,
-                "drifted",
-                version=note.version,
-                incarnation=answer.incarnation,
-                detail=text,
-                tensors=drift,
-            )
-        )
-        seat.open_held = None
-        return text
-
-    def _lose(self, seat: Seat, answer: Inspection) -> None:
-        if seat.open_held is not None or seat.open_pending or seat.flight is not None:
-            detail = "it holds nothing that was sent: a new process"
-            self._settlements.append(
-                Settlement(seat.row, seat.name, "lost", incarnation=answer.incarnation, detail=detail)
-            )
-        seat.known = seat.open_held = seat.flight = None
-        seat.open_pending = ()
-
-    def _read_trouble(self, seat: Seat, trouble: Trouble) -> Held:
-        reading = read_trouble(seat, None, trouble)
-        if not (seat.gone and reading.settlement.verdict == "gone"):
-            self._settlements.append(reading.settlement)
-        seat.known = None
-        if reading.settlement.verdict in ("gone", "lost"):
-            seat.open_held = seat.flight = None
-            seat.open_pending = ()
-            seat.gone = reading.settlement.verdict == "gone"
-        return Held(seat.name, None, None, False, (), None, trouble.detail)
+def _drift_told(note: Note, answer: Inspection, drift: tuple[str, ...]) -> str:
+    which = ", ".join(drift[:20]) or "some tensors"
+    by = f" ({answer.overwritten})" if answer.overwritten else ""
+    return f"its weights are not v{note.version} any more: {which} changed in place{by}"

@@ -25,12 +25,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weightledger.registry import Registry
-from weightledger.updater.base import RemoteWeightUpdaterBase, no_op
-from weightledger.updater.push import Inspection, Probe, Receipt
-from weightledger.updater.receiver import receive
-from weightledger.updater.seats import Seat
-from weightledger.updater.server import ServerWeights, is_from_outside
-from weightledger.updater.settling import Trouble
+from weightledger.updater.in_worker.receiver import receive
+from weightledger.updater.messages import Inspection, Probe, Push, Receipt
+from weightledger.updater.transports.local import LocalTransport
+from weightledger.updater.updater import Updater
+from weightledger.updater.workers.state import Trouble
 
 
 class FakeWorker:
@@ -47,10 +46,36 @@ class _Fake:
     life: int = 0
     dead: bool = False
     hanging: bool = False
-    queue: list[tuple[Future[Any], ServerWeights]] = field(default_factory=list)
+    queue: list[tuple[Future[Any], Push | Probe, Any]] = field(default_factory=list)
+
+    def carry_out(self, instruction: Push | Probe, payload: Any) -> Receipt | Inspection:
+        """Do what the worker's process would do."""
+        answer = receive(self.worker, instruction, payload)
+        return replace(answer, incarnation=f"life-{self.life}")
 
 
-class FakeWorkers(RemoteWeightUpdaterBase):
+class FakeTransport(LocalTransport):
+    """Method calls, and the faults that are made by hand."""
+
+    def send(self, worker: _Fake, instruction: Push | Probe, handle: Any) -> Any:
+        """Carry an instruction out now, or let it wait while the worker hangs."""
+        if worker.dead:
+            return Trouble("dead", "the worker was killed")
+        if not worker.hanging:
+            return worker.carry_out(instruction, handle)
+        future: Future[Any] = Future()
+        worker.queue.append((future, instruction, handle))
+        return future
+
+    def incarnations(self, workers: Mapping[int, _Fake]) -> dict[int, str | Trouble]:
+        """Return which life each worker is in."""
+        return {
+            key: Trouble("dead", "the worker was killed") if fake.dead else f"life-{fake.life}"
+            for key, fake in workers.items()
+        }
+
+
+class FakeWorkers(Updater):
     """An updater whose workers live in this process.
 
     Args:
@@ -61,7 +86,7 @@ class FakeWorkers(RemoteWeightUpdaterBase):
         names: lasting names; by default `fake-<id>`.
         timeout: seconds that a call waits for hanging workers; short here, since hanging ones never answer by
             themselves.
-        options: as in `RemoteWeightUpdaterBase`.
+        options: as in `Updater`.
     """
 
     def __init__(
@@ -74,6 +99,7 @@ class FakeWorkers(RemoteWeightUpdaterBase):
         timeout: float = 0.2,
         **options: Any,
     ) -> None:
+        options.setdefault("transport", FakeTransport())
         super().__init__(policy_weights, registry=registry, timeout=timeout, **options)
         if policies:
             fakes = [self._fake(policy) for policy in policies]
@@ -91,8 +117,8 @@ class FakeWorkers(RemoteWeightUpdaterBase):
         fake = self._of(worker_id)
         fake.hanging = False
         waiting, fake.queue = fake.queue, []
-        for future, weights in reversed(waiting) if newest_first else waiting:
-            future.set_result(self._carry_out(fake, weights))
+        for future, instruction, payload in reversed(waiting) if newest_first else waiting:
+            future.set_result(fake.carry_out(instruction, payload))
 
     def kill(self, worker_id: int) -> None:
         """Let a worker die for good; what waits in its queue is never answered by it."""
@@ -118,60 +144,19 @@ class FakeWorkers(RemoteWeightUpdaterBase):
 
     def add_worker(self, policy: Any, name: str | None = None) -> int:
         """Steer one more worker, and bring it to its target at once if there is a version."""
-        return self._join(self._fake(policy), f"fake-{self.seats.next_id()}" if name is None else name)
-
-    # ------------------------------------------------------------------ the transport
-
-    def all_worker_ids(self) -> list[int]:
-        """Return the ids of all workers, in the order in which they were added."""
-        return self.seats.ids()
-
-    def _get_server_weights(self) -> ServerWeights:
-        return self._publish(self.policy_weights)
-
-    @no_op
-    def _maybe_map_weights(self, weights: Any) -> Any:
-        return weights
-
-    def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
-        if is_from_outside(server_weights):
-            return self._push_alone(worker_id, server_weights)
-        fake = self._of(worker_id)
-        if fake.dead:
-            return Trouble("dead", "the worker was killed")
-        if not fake.hanging:
-            return self._carry_out(fake, server_weights)
-        future: Future[Any] = Future()
-        fake.queue.append((future, server_weights))
-        return future
-
-    def _ask(self, worker_id: int, question: Probe) -> Any:
-        return self._sync_weights_with_worker(worker_id, ServerWeights.asking(question))
-
-    def _carry_out(self, fake: _Fake, weights: ServerWeights) -> Receipt | Inspection:
-        assert weights.push is not None
-        answer = receive(fake.worker, weights.push, weights.handle)
-        return replace(answer, incarnation=f"life-{fake.life}")
-
-    def _find_lives(self, seats: Sequence[Seat]) -> dict[int, str | Trouble]:
-        return {
-            seat.id: Trouble("dead", "the worker was killed")
-            if seat.handle.dead
-            else f"life-{seat.handle.life}"
-            for seat in seats
-        }
+        return self._join(self._fake(policy), f"fake-{self.workers.next_id()}" if name is None else name)
 
     def _fake(self, policy: Any) -> _Fake:
         kept = copy.deepcopy(policy)
         return _Fake(make=lambda: copy.deepcopy(kept), worker=FakeWorker(policy))
 
     def _fail_queue(self, fake: _Fake) -> None:
-        for future, _ in fake.queue:
+        for future, *_ in fake.queue:
             future.set_result(Trouble("restarting", "its process ended"))
         fake.queue.clear()
 
     def _of(self, worker_id: int) -> _Fake:
-        fake = self.seats.get(worker_id).handle
+        fake = self.workers.get(worker_id).handle
         assert isinstance(fake, _Fake)
         return fake
 

@@ -215,7 +215,7 @@ class Publisher:
             try:
                 publication.hash()
                 with self.ledger.reading() as conn:
-                    found = publication.look(conn)
+                    found = publication.stand_on(conn)
                 if found.unfinished:
                     self.recover()
                 versioning.check_parent(self.ledger, found, parent)
@@ -319,7 +319,7 @@ class Publication:
             job.part.payload.hash()
 
     def write(self) -> None:
-        """Write the files to their end, under temporary names; the number is known since `look`."""
+        """Write the files to their end, under temporary names; the number is known since `stand_on`."""
         for job in self._jobs():
             job.seal(self._upon.last_number + 1)
             job.join()
@@ -330,7 +330,7 @@ class Publication:
             if job.is_big:
                 job.seal(self._upon.last_number + 1)
 
-    def look(self, conn: Connection) -> Standing:
+    def stand_on(self, conn: Connection) -> Standing:
         """See where the policy stands, and find stored files of equal content: a damaged one is not shared."""
         self._upon = versioning.standing(self._ledger, conn)
         for job in self._jobs():
@@ -340,7 +340,7 @@ class Publication:
         return self._upon
 
     def check_structure(self, *, restructure: bool) -> None:
-        """Refuse other names or shapes than those of the head that `look` saw, unless they are meant.
+        """Refuse other names or shapes than those of the head that `stand_on` saw, unless they are meant.
 
         Raises:
             InvalidWeightsError: they differ; names them.
@@ -353,7 +353,7 @@ class Publication:
             check_publish(self._ledger, self._store, conn, upon.head, weights)
 
     def open(self, conn: Connection) -> None:
-        """Take a number and write the row, in the caller's transaction, upon what `look` saw."""
+        """Take a number and write the row, in the caller's transaction, upon what `stand_on` saw."""
         for job in self._jobs():
             job.share(self._shareable(conn, job))
         self.opened = versioning.open_version(

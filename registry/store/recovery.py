@@ -21,6 +21,7 @@ from weightledger.registry.log.engine import reading
 from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
 from weightledger.registry.log.runs import RunKeeper, tag_is_locked, try_policy_lock, try_tag_lock
+from weightledger.registry.logs import log
 from weightledger.registry.store.snapshots import SnapshotStore
 
 _TEMPORARY = re.compile(r"([0-9a-f]{8}-)[0-9a-f]{16}")
@@ -62,6 +63,12 @@ def recover_locked(ledger: Ledger, store: SnapshotStore) -> None:
         with ledger.writing() as conn:
             for number in found:
                 versioning.lose_version(ledger, conn, number, "its writer died before it was stored")
+        numbers = ", ".join(f"v{number}" for number in found)
+        log.info(
+            "the writer of %s of policy %r died before it was stored: it is marked lost",
+            numbers,
+            ledger.policy,
+        )
     clear_lost(ledger, store)
 
 

@@ -52,7 +52,9 @@ class Rows(NamedTuple):
 class Payload:
     """A snapshot in memory."""
 
-    def __init__(self, buffer: Bytes, layout: Layout, values: Mapping[str, Json]) -> None:
+    def __init__(
+        self, buffer: Bytes, layout: Layout, values: Mapping[str, Json], digest: str | None = None
+    ) -> None:
         self.buffer = buffer
         """The whole file."""
         self.layout = layout
@@ -72,7 +74,7 @@ class Payload:
         """What `parse` read before the data."""
         self.rows: Rows | None = None
         """What is hashed; another payload with this layout in this buffer has the same."""
-        self._digest: str | None = None
+        self._digest = digest
         self._tensors: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
@@ -213,9 +215,9 @@ def parse(buffer: Bytes | bytes | memoryview, what: str, *, known: Opening | Non
     array = as_bytes(buffer)
     opening = read_header(array.data, what, known)
     header = opening.header
-    payload = Payload(array, opening.layout, header.values)
+    payload = Payload(array, opening.layout, header.values, header.digest)
     payload.opening = opening
-    payload.hashes, payload.structure, payload._digest = header.hashes, header.structure, header.digest
+    payload.hashes, payload.structure = header.hashes, header.structure
     payload.policy, payload.version, payload.step = header.policy, header.version, header.step
     return payload
 

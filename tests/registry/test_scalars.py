@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.registry.helpers import memory_folder, weights
 from weightledger.registry import Registry
-from weightledger.updater.base import RemoteWeightUpdaterBase
+from weightledger.updater.compat import RemoteWeightUpdaterBase
 from weightledger.updater.testing import FakeWorkers
 
 # Nobody steers a worker here.

@@ -22,9 +22,9 @@ from weightledger.registry import Registry
 from weightledger.registry.records import Holding, WorkerStatus
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport, acting, held_version
-from weightledger.updater.lives import find_lives
-from weightledger.updater.receiver import _states
-from weightledger.updater.settling import Trouble
+from weightledger.updater.in_worker.receiver import _states
+from weightledger.updater.transports.incarnations import find_incarnations
+from weightledger.updater.workers.reading import Trouble
 
 PATIENCE = 90.0
 """Seconds after which a test gives up waiting: far more than anything here needs."""
@@ -144,11 +144,12 @@ def restarted(actor: Any) -> None:
 
 def crash(actor: Any) -> None:
     """End the process of an actor from inside, and wait until the cluster knows."""
-    (before,) = find_lives({0: actor}).values()
+    (before,) = find_incarnations({0: actor}).values()
     assert isinstance(before, str), before
     actor.die.remote()
     wait_until(
-        lambda: find_lives({0: actor}).get(0) != before, "the cluster to see that an actor's process ended"
+        lambda: find_incarnations({0: actor}).get(0) != before,
+        "the cluster to see that an actor's process ended",
     )
 
 
@@ -157,7 +158,7 @@ def kill(actor: Any) -> None:
     ray.kill(actor)
 
     def is_dead() -> bool:
-        life = find_lives({0: actor}).get(0)
+        life = find_incarnations({0: actor}).get(0)
         return isinstance(life, Trouble) and life.kind == "dead"
 
     wait_until(is_dead, "the cluster to see that an actor is dead")
@@ -198,7 +199,7 @@ def check_truth(updater: RayRemoteWeightUpdater, living: Iterable[int] | None = 
     Args:
         living: ids of the actors that can answer now; by default all.
     """
-    names = {seat.id: seat.name for seat in updater.seats}
+    names = {worker.id: worker.name for worker in updater.workers}
     handles = dict(zip(updater.all_worker_ids(), updater.remote_collectors, strict=True))
     ids = list(handles) if living is None else list(living)
     compare(updater.registry, {names[key]: handles[key] for key in ids})

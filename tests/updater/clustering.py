@@ -72,7 +72,7 @@ def where(actor: Any) -> str:
 
 def places(updater: RayRemoteWeightUpdater) -> int:
     """Return on how many nodes the head's bytes are."""
-    server = updater.shelf.find(updater.registry.head().digest)
+    server = updater.source.find(updater.registry.head().digest)
     assert server is not None
     return len(get_object_locations([server.handle])[server.handle]["node_ids"])
 

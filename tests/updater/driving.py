@@ -21,8 +21,8 @@ from tests.updater.actors import fill, filled, learn, statuses
 from weightledger.registry import Registry
 from weightledger.registry.store.snapshots import LocalWriter
 from weightledger.updater import RayRemoteWeightUpdater
-from weightledger.updater.server import ServerWeights
-from weightledger.updater.update import Update
+from weightledger.updater.cycle import Cycle
+from weightledger.updater.messages import ServerWeights
 
 
 class Driver(RayRemoteWeightUpdater):
@@ -62,14 +62,14 @@ def after(owner: Any, name: str) -> None:
 
 
 MOMENTS: dict[str, Callable[[Driver], None]] = {
-    "before the intentions": lambda driver: before(Update, "_commit_intentions"),
-    "after the intentions": lambda driver: before(Update, "_send"),
+    "before the intentions": lambda driver: before(Cycle, "_begin"),
+    "after the intentions": lambda driver: before(Cycle, "_send"),
     "between two pushes": lambda driver: setattr(driver, "fatal", 1),
-    "after the pushes": lambda driver: after(Update, "_send"),
+    "after the pushes": lambda driver: after(Cycle, "_send"),
     "while the file is written": lambda driver: before(LocalWriter, "commit"),
-    "before the receipts are taken": lambda driver: before(Update, "_await"),
-    "before the receipts are recorded": lambda driver: before(Update, "_take"),
-    "after the receipts": lambda driver: after(Update, "_await"),
+    "before the receipts are taken": lambda driver: before(Cycle, "_collect"),
+    "before the receipts are recorded": lambda driver: before(Cycle, "_take"),
+    "after the receipts": lambda driver: after(Cycle, "_collect"),
     "stay": lambda driver: None,
 }
 

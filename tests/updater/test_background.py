@@ -17,7 +17,7 @@ from torch import nn
 
 from weightledger.registry import Registry
 from weightledger.updater import SyncWarning
-from weightledger.updater.testing import FakeWorkers
+from weightledger.updater.testing import FakeTransport, FakeWorkers
 
 PATIENCE = 110
 
@@ -163,11 +163,11 @@ def test_workers_that_failed_are_told_when_the_future_is_let_go_unasked(tmp_path
 
 @pytest.mark.parametrize("ask", ["", "result", "exception"])
 def test_an_exception_is_told_when_the_future_is_let_go_unasked(tmp_path: Path, ask: str) -> None:
-    class Failing(FakeWorkers):
-        def _distribute(self, payload: Any) -> Any:
+    class Failing(FakeTransport):
+        def put(self, payload: Any) -> Any:
             raise OSError("no such device")
 
-    with Failing(nn.Linear(2, 1), [nn.Linear(2, 1)], registry=Registry.open(tmp_path)) as updater:
+    with fleet(tmp_path, transport=Failing()) as updater:
         told = let_go(updater, ask=ask)
         assert told == (
             []
@@ -199,12 +199,12 @@ def test_an_update_that_is_cancelled_before_it_began_gives_its_copy_back(tmp_pat
     """Its buffer is the only one: whoever copies next waits for it."""
     go = threading.Event()
 
-    class Slow(FakeWorkers):
-        def _distribute(self, payload: Any) -> Any:
+    class Slow(FakeTransport):
+        def put(self, payload: Any) -> Any:
             go.wait(PATIENCE)
-            return super()._distribute(payload)
+            return super().put(payload)
 
-    with Slow(nn.Linear(2, 1), [nn.Linear(2, 1)], registry=Registry.open(tmp_path)) as updater:
+    with fleet(tmp_path, transport=Slow()) as updater:
         first = updater.update_weights(wait=False)
         nn.init.constant_(updater.policy_weights.weight, 3.0)
         waiting = threading.Timer(0.3, go.set)

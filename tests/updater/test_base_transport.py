@@ -16,9 +16,9 @@ from weightledger.registry import InUseError, Registry
 from weightledger.registry.weights.live import live_digest
 from weightledger.registry.weights.payload import Payload
 from weightledger.updater import RemoteWeightUpdaterBase, ServerWeights, held_version
-from weightledger.updater.base import no_op
-from weightledger.updater.receiver import receive
-from weightledger.updater.server import is_from_outside
+from weightledger.updater.in_worker.receiver import receive
+from weightledger.updater.messages import is_from_outside
+from weightledger.updater.testing import FakeTransport, FakeWorkers
 
 
 class ThreadUpdater(RemoteWeightUpdaterBase):
@@ -36,7 +36,7 @@ class ThreadUpdater(RemoteWeightUpdaterBase):
         return weights
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Future[Any]:
-        worker = self.seats.get(worker_id).handle
+        worker = self.workers.get(worker_id).handle
         return self.pool.submit(self.carry, worker, server_weights)
 
     def carry(self, worker: Any, server_weights: ServerWeights) -> Any:
@@ -46,7 +46,7 @@ class ThreadUpdater(RemoteWeightUpdaterBase):
         return receive(worker, server_weights.push, server_weights.handle)
 
     def all_worker_ids(self) -> list[int]:
-        return self.seats.ids()
+        return self.workers.ids()
 
 
 def constant(value: float) -> nn.Linear:
@@ -66,7 +66,7 @@ def updater(tmp_path: Path) -> Iterator[ThreadUpdater]:
 
 
 def workers(updater: ThreadUpdater) -> list[Any]:
-    return [seat.handle for seat in updater.seats]
+    return [worker.handle for worker in updater.workers]
 
 
 def values(updater: ThreadUpdater) -> list[float]:
@@ -163,17 +163,13 @@ def test_names_are_claimed_like_those_of_ray_workers(updater: ThreadUpdater) -> 
 def test_bytes_that_the_transport_cannot_take_leave_no_push_behind(tmp_path: Path) -> None:
     """A full object store: nothing was written, no worker was sent anything, and the next update goes on."""
 
-    class Narrow(ThreadUpdater):
+    class Narrow(FakeTransport):
         full = False
 
-        @no_op
-        def _maybe_map_weights(self, weights: Any) -> Any:
-            return weights
-
-        def _distribute(self, payload: Payload) -> Any:
+        def put(self, payload: Payload) -> Any:
             if self.full:
                 raise MemoryError("no room for it")
-            return super()._distribute(payload)
+            return super().put(payload)
 
     def large(value: float) -> nn.Linear:
         module = nn.Linear(1100, 1100)
@@ -182,23 +178,22 @@ def test_bytes_that_the_transport_cannot_take_leave_no_push_behind(tmp_path: Pat
                 parameter.fill_(value)
         return module
 
-    held = [SimpleNamespace(policy=large(-1.0), unreachable=False) for _ in range(2)]
+    held, narrow = [large(-1.0) for _ in range(2)], Narrow()
     registry = Registry.open(tmp_path)
-    with Narrow(large(1.0), held, registry, timeout=30.0) as updater:
+    with FakeWorkers(large(1.0), held, registry=registry, transport=narrow, timeout=30.0) as updater:
         updater.update_weights().raise_for_failures()
-        updater.full = True
+        narrow.full = True
         with pytest.raises(MemoryError, match="no room"):
             updater.update_weights(large(2.0))
         assert registry.head().number == 1
         assert [version.number for version in registry.versions()] == [1]
         assert [status.held for status in registry.workers()] == [1, 1]
         assert [status.pending for status in registry.workers()] == [None, None]
-        updater.full = False
+        narrow.full = False
         report = updater.update_weights(large(3.0))
         assert (report.version, [outcome.held for outcome in report.workers.values()]) == (2, [2, 2])
         assert registry.verify() == []
-        check_truth(updater)
-        updater.pool.shutdown()
+        assert [updater.worker(key).policy.weight[0, 0].item() for key in (0, 1)] == [3.0, 3.0]
 
 
 def test_a_rollback_is_followed_although_a_hook_publishes_nothing(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_tied_weights_travel_once_and_stay_tied_in_place(tmp_path: Path) -> None
             assert get(worker.tie.remote()) == (True, True)
             assert get(worker.value.remote()) == value
         assert registry.head().size_bytes == 2000 * 8 * 4
-        server = updater.shelf.find(registry.head().digest)
+        server = updater.source.find(registry.head().digest)
         assert server is not None
         assert server.nbytes < 1.1 * registry.head().size_bytes
         check_truth(updater)

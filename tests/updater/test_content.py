@@ -43,7 +43,7 @@ class Fleet(FakeWorkers):
             self._add_workers(fakes, [f"w{index}" for index in range(len(fakes))])
 
     def fakes(self) -> list[Any]:
-        return [seat.handle for seat in self.seats]
+        return [worker.handle for worker in self.workers]
 
     def values(self) -> list[float]:
         """Read what the workers' modules hold, parameter by parameter."""

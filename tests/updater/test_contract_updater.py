@@ -43,7 +43,7 @@ from weightledger.registry import (
 )
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.messages import ServerWeights
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

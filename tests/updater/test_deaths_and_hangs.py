@@ -42,6 +42,7 @@ from weightledger.registry import Registry
 from weightledger.registry.errors import SyncError
 from weightledger.registry.weights.payload import Payload
 from weightledger.updater import RayRemoteWeightUpdater
+from weightledger.updater.transports.ray_actors import RayTransport
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -91,7 +92,9 @@ def test_what_ray_raises_says_no_more_than_is_known(
     updater, _ = steer(tmp_path, borrow(1))
     with updater:
         learn(updater, 1.0)
-        assert updater._explain(updater.seats.get(0), error).kind in kinds_of_trouble
+        worker = updater.workers.get(0)
+        incarnation = None if worker.known is None else worker.known.incarnation
+        assert updater.transport.explain(worker.handle, error, incarnation).kind in kinds_of_trouble
 
 
 def test_a_worker_that_dies_while_nothing_is_sent_is_noticed_by_the_next_update(tmp_path: Path) -> None:
@@ -331,15 +334,21 @@ class Owner:
         return [ray.put(array)]
 
 
-class Put(RayRemoteWeightUpdater):
+class Putting(RayTransport):
     """Lets an actor put every version into the object store, small ones too."""
 
     owner: Any = None
 
-    def _distribute(self, payload: Payload) -> Any:
+    def put(self, payload: Payload) -> Any:
         if self.owner is None:
-            return super()._distribute(payload)
+            return super().put(payload)
         return get(self.owner.put.remote(payload.buffer))[0]
+
+
+class Put(RayRemoteWeightUpdater):
+    def _make_transport(self, timeout: float, count_bytes: Any) -> Putting:
+        self.putting = Putting(timeout=timeout, count_bytes=count_bytes)
+        return self.putting
 
 
 def is_lost(ref: Any) -> bool:
@@ -355,19 +364,19 @@ def test_bytes_whose_owner_died_are_read_from_the_file_again(tmp_path: Path) -> 
     workers = borrow(2)
     owner = Owner.remote()
     with Registry.open(tmp_path) as registry, Put(filled(1.0), workers, registry=registry) as updater:
-        updater.owner = owner
+        updater.putting.owner = owner
         learn(updater, 1.0, worker_ids=[0])
-        lost = updater.shelf.find(registry.head().digest)
+        lost = updater.source.find(registry.head().digest)
         assert lost is not None
         kill(owner)
-        updater.owner = None
+        updater.putting.owner = None
         wait_until(lambda: is_lost(lost.handle), "the bytes to be lost")
 
         report = updater.sync()
 
         assert statuses(report) == ["current", "synced"]
         assert get(workers[1].value.remote()) == 1.0
-        found = updater.shelf.find(registry.head().digest)
+        found = updater.source.find(registry.head().digest)
         assert found is not None
         assert found.handle is not lost.handle  # the dead reference is not kept
         learn(updater, 2.0)

@@ -32,7 +32,7 @@ from tests.updater.actors import (
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError
 from weightledger.updater import RayRemoteWeightUpdater
-from weightledger.updater.receiver import receive
+from weightledger.updater.in_worker.receiver import receive
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import doctest
-import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,10 +17,9 @@ from torch import nn
 from weightledger.registry import InvalidWeightsError, NotFoundError, Registry, Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import held_version, testing
-from weightledger.updater.base import publishes
-from weightledger.updater.receiver import write_note
-from weightledger.updater.server import ServerWeights
-from weightledger.updater.testing import FakeWorkers, statuses
+from weightledger.updater.in_worker.receiver import write_note
+from weightledger.updater.messages import Push, ServerWeights
+from weightledger.updater.testing import FakeTransport, FakeWorkers, statuses
 
 Make = Callable[..., FakeWorkers]
 
@@ -226,16 +224,16 @@ def test_server_weights_that_cannot_be_restored_do_not_keep_workers_from_it_and_
     fleet = make(1)
     learn(fleet, 1.0)
     learn(fleet, 2.0)
-    restore = fleet._restore_server
+    restore = fleet.live.write
 
     def refuse(version: Any, payload: Any) -> None:
         raise RuntimeError("the learner does not answer")
 
-    fleet._restore_server = refuse  # type: ignore[method-assign]
+    fleet.live.write = refuse  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="does not answer"):
         fleet.rollback(1)
     assert value(fleet, 0) == 1.0 and states(fleet) == [("confirmed", 3, None)]
-    fleet._restore_server = restore  # type: ignore[method-assign]
+    fleet.live.write = restore  # type: ignore[method-assign]
     report = fleet.update_weights()
     assert report.adopted and report.version == 3, "not published over: the next update restores them"
 
@@ -284,7 +282,7 @@ def test_an_update_in_the_background_reads_beside_the_copy_that_is_made_meanwhil
     learn(fleet, 2.0)
     fleet.registry.pin("fake-0", 1)
     for step in range(20):
-        fleet.shelf.keep(())
+        fleet.source.keep(())
         fleet.restart(0)
         with torch.no_grad():
             fleet.policy_weights.weight.fill_(3.0 + step)
@@ -318,10 +316,10 @@ def test_whoever_interrupts_the_wait_for_workers_still_gets_the_optimizer_back(m
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    fleet._collect = interrupted  # type: ignore[method-assign]
+    fleet.transport.collect = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         fleet.rollback(1)
-    del fleet._collect
+    del fleet.transport.collect
     assert told == [3] and live_digest(fleet.policy_weights)[0] == fleet.registry.get(1).digest
     assert fleet.update_weights().ok and told == [3]
 
@@ -351,26 +349,24 @@ def test_a_background_update_sends_what_was_adopted_and_not_what_is_copied_next(
     """The caller is held up right after it handed the update over, and the transport is slow."""
     arrived: list[tuple[int, float]] = []
 
-    class Slow(FakeWorkers):
-        def _run_later(self, request: Any) -> Any:
-            future = super()._run_later(request)
-            time.sleep(0.05)
-            return future
-
-        def _distribute(self, payload: Any) -> Any:
+    class Slow(FakeTransport):
+        def put(self, payload: Any) -> Any:
             time.sleep(0.1)
-            return super()._distribute(payload)
+            return super().put(payload)
 
-        def _carry_out(self, fake: Any, weights: ServerWeights) -> Any:
-            receipt = super()._carry_out(fake, weights)
-            arrived.append((weights.version, fake.worker.policy.weight[0, 0].item()))
+        def send(self, worker: Any, instruction: Any, handle: Any) -> Any:
+            receipt = super().send(worker, instruction, handle)
+            if isinstance(instruction, Push):
+                arrived.append((instruction.version, worker.worker.policy.weight[0, 0].item()))
             return receipt
 
     fleet = make(0)
     for number in (1, 2, 3):
         learn(fleet, float(number))
     fleet.close()
-    with Slow(fleet.policy_weights, [constant(-1.0)], registry=fleet.registry, timeout=10.0) as slow:
+    with FakeWorkers(
+        fleet.policy_weights, [constant(-1.0)], registry=fleet.registry, transport=Slow(), timeout=10.0
+    ) as slow:
         with Registry.open(fleet.registry.location) as other:
             other.rollback(1)
         first = slow.update_weights(wait=False)
@@ -381,10 +377,9 @@ def test_a_background_update_sends_what_was_adopted_and_not_what_is_copied_next(
     assert arrived == [(4, 1.0), (5, 7.0)]
 
 
-class Marked(FakeWorkers):
-    """Has the hook that is not asked before the head is looked at."""
+class Own(FakeWorkers):
+    """Has a hook of its own."""
 
-    @publishes
     def _get_server_weights(self) -> ServerWeights:
         return self._publish(self.policy_weights)
 
@@ -399,7 +394,7 @@ def test_an_extra_that_fails_does_not_keep_a_rollback_from_being_followed(tmp_pa
         return {"steps": 1}
 
     registry = Registry.open(tmp_path)
-    with Marked(
+    with Own(
         constant(1.0),
         [constant(-1.0)],
         registry=registry,
@@ -415,8 +410,8 @@ def test_an_extra_that_fails_does_not_keep_a_rollback_from_being_followed(tmp_pa
         assert fleet.update_weights().adopted and value(fleet, 0) == 1.0
 
 
-class Decorated(Marked):
-    """Takes over what the marked hook says of itself, and does something else."""
+class Remembering(Own):
+    """Hands out what it published once."""
 
     cached: ServerWeights | None = None
 
@@ -425,17 +420,15 @@ class Decorated(Marked):
             self.cached = super()._get_server_weights()
         return self.cached
 
-    functools.update_wrapper(_get_server_weights, Marked._get_server_weights)
 
-
-@pytest.mark.parametrize("kind", [Marked, Decorated])
-def test_a_rollback_is_followed_whatever_becomes_of_the_hook(tmp_path: Path, kind: type[Marked]) -> None:
+@pytest.mark.parametrize("kind", [Own, Remembering])
+def test_a_rollback_is_followed_whatever_becomes_of_the_hook(tmp_path: Path, kind: type[Own]) -> None:
     registry = Registry.open(tmp_path)
     with kind(constant(1.0), [constant(-1.0)], registry=registry) as fleet:
         learn(fleet, 1.0)
         fleet.cached = None  # type: ignore[attr-defined]
         learn(fleet, 2.0)
-        if kind is Marked:
+        if kind is Own:
             known = fleet._get_server_weights()
             fleet._get_server_weights = lambda: known  # type: ignore[method-assign]
         registry.rollback(1)
@@ -494,7 +487,7 @@ def test_pushes_that_are_carried_out_in_the_wrong_order_end_with_the_newest(
             self._add_workers(fakes, ["fake-0"])
 
     first = make(1)
-    fakes = [seat.handle for seat in first.seats]
+    fakes = [worker.handle for worker in first.workers]
     first.hang(0)
     learn(first, 1.0)
     first.close()
@@ -518,7 +511,7 @@ def test_a_push_that_a_gone_driver_left_is_settled_by_the_next_receipt(make: Mak
             self._add_workers(fakes, ["fake-0"])
 
     first = make(1)
-    fakes = [seat.handle for seat in first.seats]
+    fakes = [worker.handle for worker in first.workers]
     first.hang(0)
     learn(first, 1.0)
     first.wake(0)  # carried out, and nobody is left to take the receipt

@@ -17,7 +17,6 @@ from torchrl.modules import EGreedyModule, NoisyLinear
 
 from weightledger.registry import Registry
 from weightledger.updater import acting, held_version
-from weightledger.updater.push import Push
 from weightledger.updater.testing import FakeWorkers, statuses
 
 Write = Callable[[Any], object]
@@ -57,9 +56,12 @@ class Fleet(FakeWorkers):
         super().__init__(*arguments, **options)
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: Any) -> Any:
-        sent = self.pushes if isinstance(server_weights.push, Push) else self.questions
-        sent.append(worker_id)
+        self.pushes.append(worker_id)
         return super()._sync_weights_with_worker(worker_id, server_weights)
+
+    def ask(self, worker: Any, question: Any) -> Any:
+        self.questions.append(worker.id)
+        return super().ask(worker, question)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_many_publishes_leave_the_object_store_where_it_was(tmp_path: Path) -> N
             reports.append(learn(updater, float(turn)))
             most = max(most, store_bytes())
         assert all(report.ok for report in reports)
-        assert len(updater.shelf) == 1
+        assert len(updater.source) == 1
         # The head, and what the cluster had not yet seen being freed.
         assert most <= 20 * VERSION
         check_store_comes_to(VERSION)
@@ -79,10 +79,10 @@ def test_a_version_is_put_once_however_many_workers_and_updates_it_has(tmp_path:
     with updater:
         updater.policy_weights = filled(1.0, WIDTH)
         updater.update_weights(worker_ids=[0])
-        handle = updater.shelf.find(updater.registry.head().digest)
+        handle = updater.source.find(updater.registry.head().digest)
         updater.update_weights(worker_ids=[1])
         updater.sync([2, 3])
-        again = updater.shelf.find(updater.registry.head().digest)
+        again = updater.source.find(updater.registry.head().digest)
         assert handle is not None
         assert again is not None
         assert again.handle is handle.handle
@@ -100,7 +100,7 @@ def test_a_small_view_does_not_drag_its_storage_along(tmp_path: Path) -> None:
         report = updater.update_weights(weights)
         assert statuses(report) == ["synced"]
         assert get(worker.value.remote()) == 5.0
-        found = updater.shelf.find(updater.registry.head().digest)
+        found = updater.source.find(updater.registry.head().digest)
         assert found is not None
         assert found.nbytes < 10_000
         check_store_comes_to(0)  # so small that it travels inside of the call

@@ -31,9 +31,8 @@ from tests.updater.actors import (
 )
 from weightledger.registry import Registry
 from weightledger.updater import RayRemoteWeightUpdater, SyncReport, acting, held_version
-from weightledger.updater.push import Push, Receipt
-from weightledger.updater.receiver import _state_of, receive
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.in_worker.receiver import _state_of, receive
+from weightledger.updater.messages import Push, Receipt, ServerWeights
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

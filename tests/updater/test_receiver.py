@@ -22,8 +22,8 @@ from weightledger.registry.weights import codec
 from weightledger.registry.weights.live import live_digest
 from weightledger.registry.weights.packing import Packer
 from weightledger.updater import acting, held_version
-from weightledger.updater.push import Inspection, Probe, Push, Receipt, Seen
-from weightledger.updater.receiver import receive
+from weightledger.updater.in_worker.receiver import receive
+from weightledger.updater.messages import Inspection, Probe, Push, Receipt, Seen
 
 SERIES = ("registry", "default")
 

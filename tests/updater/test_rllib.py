@@ -36,8 +36,8 @@ from tests.updater.rllib_parts import (
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, NotFoundError, SyncError
 from weightledger.registry.weights.live import live_digest
-from weightledger.updater.push import Note
-from weightledger.updater.receiver import write_note
+from weightledger.updater.in_worker.receiver import write_note
+from weightledger.updater.messages import Note
 from weightledger.updater.rllib import (
     LedgerCallback,
     ModuleUpdater,
@@ -47,7 +47,7 @@ from weightledger.updater.rllib import (
     runner_version,
     stamp_samples,
 )
-from weightledger.updater.rllib_runner import ModuleOf
+from weightledger.updater.rllib.runner import ModuleOf
 from weightledger.updater.telling import SyncWarning
 
 pytestmark = [

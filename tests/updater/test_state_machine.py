@@ -24,9 +24,8 @@ from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.records import Holding, Version
 from weightledger.registry.weights.live import live_digest
 from weightledger.updater import SyncReport, claims, held_version
-from weightledger.updater.push import Push
-from weightledger.updater.receiver import _find_state, receive
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.in_worker.receiver import _find_state, receive
+from weightledger.updater.messages import Push, ServerWeights
 from weightledger.updater.testing import FakeWorkers
 
 WORKERS = ("w0", "w1", "w2")
@@ -51,7 +50,7 @@ class Driver(FakeWorkers):
         self.dies_at: int | None = None
 
     def fakes(self) -> list[Any]:
-        return [seat.handle for seat in self.seats]
+        return [worker.handle for worker in self.workers]
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: ServerWeights) -> Any:
         if worker_id == self.dies_at:
@@ -62,7 +61,7 @@ class Driver(FakeWorkers):
 
     def vanish(self) -> None:
         """Be gone without a word, as a killed process is."""
-        claims.release(self.series, [self._worker_of(seat.handle, seat.name) for seat in self.seats])
+        claims.release(self.series, [(worker.name, id(worker.handle)) for worker in self.workers])
 
 
 @cache
@@ -323,7 +322,7 @@ class Fleet(RuleBasedStateMachine):
             key = WORKERS.index(status.name)
             fake = self.driver.fakes()[key]
             assert (status.held is not None) == (status.state == "confirmed")
-            if any(isinstance(weights.push, Push) for _, weights in fake.queue):
+            if any(isinstance(instruction, Push) for _, instruction, _ in fake.queue):
                 assert status.state != "confirmed" or key in self.unnoticed, "a push waits in its queue"
             if status.held is None or key in self.unnoticed:
                 continue

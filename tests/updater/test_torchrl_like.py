@@ -27,8 +27,8 @@ from tests.updater.actors import (
     statuses,
     steer,
 )
-from weightledger.updater.push import Push
-from weightledger.updater.receiver import receive
+from weightledger.updater.in_worker.receiver import receive
+from weightledger.updater.messages import Push
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -102,12 +102,12 @@ def test_bytes_that_are_not_what_they_should_be_are_refused_alive(tmp_path: Path
     updater, _ = steer(tmp_path, [actor])
     with updater:
         learn(updater, 1.0)
-        server = updater.shelf.find(updater.registry.head().digest)
+        server = updater.source.find(updater.registry.head().digest)
         assert server is not None
         order = 1000
         for payload in (server.handle[:-1], server.handle[:100], server.handle * 0 + 255, "no array", 7):
             order += 1
-            push: Push = updater._push_for(server, order, 1.0)
+            push: Push = updater.push_for(server, order, 1.0)
             receipt = get(actor.__ray_call__.remote(receive, push, payload))
             assert receipt.outcome == "kept"
             assert receipt.error

@@ -333,7 +333,8 @@ def test_environments_of_processes_are_stamped_from_the_first_batch_on(tmp_path:
     from weightledger.updater.torchrl import StampBatches
 
     policy = make_policy(0.5)
-    updater = RayCollectorWeightUpdater(policy, registry=Registry.open(tmp_path))
+    # The first push waits until the actor has started its processes.
+    updater = RayCollectorWeightUpdater(policy, registry=Registry.open(tmp_path), timeout=300.0)
     collector = start(
         1,
         policy=policy,

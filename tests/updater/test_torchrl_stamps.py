@@ -25,7 +25,7 @@ from tests.updater.torchrl_parts import (
 )
 from weightledger.registry import Registry
 from weightledger.updater.torchrl import StampBatches, lineage_mask
-from weightledger.updater.torchrl_worker import stamp
+from weightledger.updater.torchrl.worker import stamp
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -30,10 +30,10 @@ from tests.updater.torchrl_parts import (
 from weightledger.registry import Registry
 from weightledger.registry.errors import InUseError, NotFoundError, SyncError
 from weightledger.updater import SyncWarning
-from weightledger.updater.lives import find_lives
-from weightledger.updater.push import Probe, Push, Receipt
+from weightledger.updater.messages import Probe, Push, Receipt
 from weightledger.updater.torchrl import RayCollectorWeightUpdater
-from weightledger.updater.torchrl_worker import receive_in_collector
+from weightledger.updater.torchrl.worker import receive_in_collector
+from weightledger.updater.transports.incarnations import find_incarnations
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -165,11 +165,11 @@ def test_an_exception_in_a_collector_arrives_as_itself_and_its_actor_lives(
     with updater:
         collector.update_policy_weights_(train(policy, 1.0))
         actor = collector.remote_collectors[0]
-        before = find_lives({0: actor})
+        before = find_incarnations({0: actor})
         with pytest.raises(AttributeError, match="no_such_attribute"):
             get(actor.cascade_execute.remote("no_such_attribute"))
         assert value_in(actor) == 1.0
-        assert find_lives({0: actor}) == before
+        assert find_incarnations({0: actor}) == before
 
 
 def test_a_rollback_here_or_elsewhere_moves_learner_and_workers(tmp_path: Path, collector: Any) -> None:
@@ -213,10 +213,10 @@ def test_a_restarted_actor_is_unknown_until_the_next_update_and_its_frames_say_s
     with updater:
         collector.update_policy_weights_(train(policy, 6.0))
         actor = collector.remote_collectors[1]
-        (life,) = find_lives({0: actor}).values()
+        (life,) = find_incarnations({0: actor}).values()
         actor.__ray_call__.remote(lambda _: os._exit(1))
         wait_until(
-            lambda: isinstance(now := find_lives({0: actor}).get(0), str) and now != life,
+            lambda: isinstance(now := find_incarnations({0: actor}).get(0), str) and now != life,
             "the actor to return",
         )
         assert seen(collect(collector)) == {(6.0, 1, 1), (0.0, 0, 0)}
@@ -348,9 +348,9 @@ def test_a_nested_collector_that_lost_a_process_is_unknown_and_a_new_actor_gets_
         assert statuses(report_of(updater)) == ["failed"]
         assert report_of(updater).workers[0].held is None
         assert status_of(updater.registry, "collector-0").held is None
-        life = find_lives({0: actor})
+        life = find_incarnations({0: actor})
         actor.__ray_call__.remote(lambda _: os._exit(1))
-        wait_until(lambda: find_lives({0: actor}) not in (life, {}), "the actor to end")
+        wait_until(lambda: find_incarnations({0: actor}) not in (life, {}), "the actor to end")
         collector.update_policy_weights_()
         assert statuses(report_of(updater)) == ["synced"]
         assert seen(collect(collector)) == {(2.0, 2, 2)}

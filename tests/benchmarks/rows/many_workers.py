@@ -14,7 +14,7 @@ from tests.benchmarks.setting import KB, Setting, case_name
 from tests.benchmarks.timing import Contender, interleave
 from weightledger.registry import Registry
 from weightledger.updater import RayRemoteWeightUpdater
-from weightledger.updater.server import ServerWeights
+from weightledger.updater.messages import ServerWeights
 from weightledger.updater.testing import FakeWorkers
 
 _MOST = 0.5  # seconds to plan and record 10,000

@@ -30,7 +30,7 @@ from tests.benchmarks.setting import GB, KB, MB, Setting, size_name
 from tests.benchmarks.timing import Contender, interleave
 from weightledger.registry import Registry
 from weightledger.registry.store.snapshots import LocalSnapshots
-from weightledger.updater.receiver import _states
+from weightledger.updater.in_worker.receiver import _states
 
 ROW = "scaling"
 MEASURED, PREDICTED, CONSTANT = "measured", "predicted", "constant of the model"

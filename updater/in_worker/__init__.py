@@ -1,0 +1,1 @@
+"""What runs in a worker's process: it checks, copies, notes and answers."""

@@ -1,0 +1,1 @@
+"""How bytes and instructions reach workers, and how their answers come back."""
