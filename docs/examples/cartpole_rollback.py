@@ -67,19 +67,21 @@ class Training:
         """Bring every worker to its target, let all of them play, and record what was measured."""
         report = self.updater.update_weights(step=self.steps, message=note)
         report.raise_for_failures()
+        version = report.version
+        assert version is not None, "something is published by now"
         *self.rollouts, evaluation = ray.get([player.play.remote() for player in self.players])
         self.batches += [*self.rollouts, evaluation]
         self.steps += sum(batch.steps for batch in self.rollouts)
         reward = fmean(value for batch in self.rollouts for value in batch.returns)
-        self.registry.record_metrics(report.version, reward=reward)
+        self.registry.record_metrics(version, reward=reward)
         self.registry.record_metrics(evaluation.version, evaluation=fmean(evaluation.returns))
         mark = ""
         if reward > self.best:
             self.best, mark = reward, "best so far"
-            self.registry.set_alias("best", report.version)  # the evaluator's pin follows at the next update
+            self.registry.set_alias("best", version)  # the evaluator's pin follows at the next update
         bar = "█" * round(reward / 20)
         print(
-            f"  v{report.version:<4}{self.steps:>8,} steps   return {reward:3.0f} {bar:<25}  {note or mark}",
+            f"  v{version:<4}{self.steps:>8,} steps   return {reward:3.0f} {bar:<25}  {note or mark}",
             flush=True,
         )
         return reward
