@@ -90,6 +90,7 @@ def train(folder: str) -> str:
         registry=registry,
         extra=learner.optimizer.state_dict,
         on_rollback=lambda version: learner.optimizer.load_state_dict(registry.load_extra(version)),
+        start="new",  # each run is a training of its own; "head" would go on from the last one
     )
     collector: Any = RayCollector(
         [make_environment] * WORKERS,

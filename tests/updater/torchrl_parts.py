@@ -135,6 +135,7 @@ def steer(
 ) -> tuple[RayCollectorWeightUpdater, Any]:
     """Give a collector an updater of a new or existing registry in a folder; return it and its learner."""
     policy = make_policy() if policy is None else policy
+    options.setdefault("start", "continue")  # where a folder is used again, the learner goes on
     options.setdefault("timeout", 2 * PATIENCE)  # the first push waits for the actors to be made
     updater = RayCollectorWeightUpdater(policy, registry=Registry.open(folder), **options)
     collector.weight_updater = updater

@@ -21,6 +21,7 @@ from weightledger.registry.sync import Ref
 from weightledger.updater.messages import Apply, Locate
 from weightledger.updater.ray_updater import RayRemoteWeightUpdater
 from weightledger.updater.reports import SyncReport
+from weightledger.updater.starting import Start
 from weightledger.updater.telling import OnFailure, SyncWarning, check_on_failure, tell_failures
 from weightledger.updater.torchrl.collector import (
     after_loading,
@@ -82,18 +83,22 @@ class RayCollectorWeightUpdater(_Accepted):
         locate: where the policy is in a collector.
         apply: as in `RayRemoteWeightUpdater`; so are `timeout`, `cast`, `allow_nonfinite`, `extra`, `on_rollback`,
             `ignore`.
+        start: how the training begins on a policy that has versions, as in `RayRemoteWeightUpdater`. It is looked at
+            when the collector registers itself, once its workers' names are claimed.
         on_failure: TorchRL drops the report of `update_policy_weights_`, so a worker that did not get its weights is
             told as a `SyncWarning`, or with `"raise"` as a `SyncError`. A worker whose own code rejects the first
             weights that it is sent (they do not fit, no policy is found, `apply` raised) is an error either way.
 
     Example:
         ```python
-        updater = RayCollectorWeightUpdater(policy, registry=Registry.open("runs/cartpole"))
+        updater = RayCollectorWeightUpdater(policy, registry=Registry.open("runs/cartpole"), start="head")
         collector = RayCollector(environments, policy, weight_updater=updater, frames_per_batch=400)
         ```
     """
 
     _carry_out = staticmethod(receive_in_collector)
+    # The workers come with the collector.
+    begins_at_once = False
 
     def __init__(
         self,
@@ -111,6 +116,7 @@ class RayCollectorWeightUpdater(_Accepted):
         extra: Callable[[], Any] | None = None,
         on_rollback: Callable[[Version], object] | None = None,
         ignore: Collection[str] = (),
+        start: Start | None = None,
         on_failure: OnFailure = "warn",
     ) -> None:
         self.on_failure = check_on_failure(on_failure)
@@ -127,7 +133,7 @@ class RayCollectorWeightUpdater(_Accepted):
             extra=extra,
             on_rollback=on_rollback,
             ignore=ignore,
-            start="continue",
+            start=start,
         )
         self._names = None if names is None else list(names)
         self._follows_collector = max_interval is None
@@ -203,6 +209,7 @@ class RayCollectorWeightUpdater(_Accepted):
 
         Raises:
             InUseError: it belongs to another collector already, or another live updater steers workers of such names.
+            InvalidWeightsError: `start="head"`, and the policy does not take the head. Nothing was changed.
             TypeError: no push could reach the collector's actors: see `check_collector`.
         """
         check_collector(collector)
@@ -210,6 +217,12 @@ class RayCollectorWeightUpdater(_Accepted):
         if self._follows_collector:
             self.max_interval = max(0, collector.max_weight_update_interval)
         self._take_new()
+        try:
+            with self._caller:
+                self._begin_training()
+        except BaseException:
+            super().close()
+            raise
         before_collecting(collector, self._begin)
         after_loading(collector, self._forget_all)
 
