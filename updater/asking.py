@@ -43,7 +43,7 @@ class Asking:
             if worker.known is None or worker.question is not None or worker.gone:
                 continue
             try:
-                answer = up.ask(worker, question)
+                answer = up._ask(worker, question)
             except Exception:  # noqa: BLE001 - whether it lives is looked at elsewhere
                 continue
             if answer is not None:

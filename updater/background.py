@@ -75,7 +75,8 @@ def fill(future: UpdateFuture, run: Callable[[], SyncReport]) -> None:
     try:
         report = run()
     except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-        log.warning("an update in the background failed: %s: %s", type(error).__name__, error)
+        # As text: a record that keeps the error would keep the future, which then could not tell.
+        log.warning("an update in the background failed: %s", f"{type(error).__name__}: {error}")
         future.set_exception(error)
         # The error's traceback has this frame: the future would keep itself alive, and never tell.
         del future

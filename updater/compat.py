@@ -53,11 +53,11 @@ class RemoteWeightUpdaterBase(Updater, ABC):
         Those that `add_worker` has not named are steered from the next call on, as `collector-<id>`.
         """
 
-    def ask(self, worker: WorkerState, question: Probe) -> Any:
+    def _ask(self, worker: WorkerState, question: Probe) -> Any:
         """Ask nothing: only `probe` tells of weights that the worker's own code wrote over."""
         return
 
-    def send_probe(self, worker: WorkerState, probe: Probe) -> Any:
+    def _probe(self, worker: WorkerState, probe: Probe) -> Any:
         """Send a probe the way that pushes go."""
         return self._sync_weights_with_worker(worker.id, replace(_NO_WEIGHTS, push=probe))
 

@@ -200,7 +200,7 @@ class Cycle:
                 if isinstance(self._pending, PendingRollback):
                     self._pending.end()
         if self._head is not None:
-            self._up.keep_bytes_of(state, self._head)
+            self._up._keep_bytes_of(state, self._head)
         if self._failure is not None:
             raise self._failure
         return self._report()
@@ -226,7 +226,7 @@ class Cycle:
         change, live = self.request.change, self._live
         assert isinstance(change, Publish)
         self._publishes_live = weights is live.weights
-        draft = change.draft or self._up.copy_of(weights, change.about)
+        draft = change.draft or self._up._copy_of(weights, change.about)
         if draft is None:
             self._state = self._sync.look()
             self._check_head(self._state)
@@ -437,7 +437,7 @@ class Cycle:
             assert server is not None
             parcel = parcels.get((id(server), bare))
             if parcel is None:
-                push = self._up.push_for(server, order, patience)
+                push = self._up._push_for(server, order, patience)
                 sent = replace(server, push=push, handle=None if bare else server.handle)
                 parcel = parcels[id(server), bare] = sent, push
             in_flight = self._table.sending(worker, parcel[1], pinned=work.target.pinned)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from weightledger.registry import arguments
 from weightledger.registry.errors import InUseError
 from weightledger.registry.sync import Settlement, Sync
 from weightledger.updater import claims
@@ -44,6 +45,8 @@ class Membership:
         Raises:
             InUseError: a name or a worker is steered by somebody else, or bears another name here.
         """
+        for name in names:
+            arguments.name("worker", name)
         self._transport.begin()
         self._check_once(handles, names)
         self._free(names)

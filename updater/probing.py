@@ -69,7 +69,7 @@ class Probing:
         names = None if hashes is None else tuple(hashes)
         question = Probe(self._up.record.series, self._up.locate, names, self._up.timeout)
         try:
-            return self._up.send_probe(worker, question)
+            return self._up._probe(worker, question)
         except Exception as error:  # noqa: BLE001 - one worker's transport must not stop the others
             return self._explain(worker, error)
 

@@ -709,12 +709,12 @@ class Updater:
         assert isinstance(change, Publish)
         self.record.reader.let_go()
         change.weights, change.by_hook = weights, False
-        change.draft = self.copy_of(weights, change.about)
+        change.draft = self._copy_of(weights, change.about)
         if change.draft is None:
             request.change = None
         return ServerWeights(0, "", "", (), 0, None, {})
 
-    def copy_of(self, weights: Any, about: Mapping[str, Any]) -> Draft | None:
+    def _copy_of(self, weights: Any, about: Mapping[str, Any]) -> Draft | None:
         """Copy weights, or tell that they are the head's."""
         live = self.live
         # What a rollback was restored from may lie where the copy is to be made.
@@ -797,15 +797,15 @@ class Updater:
 
     # ------------------------------------------------------------------ what cycles and probes ask for
 
-    def ask(self, worker: WorkerState, question: Probe) -> Any:
+    def _ask(self, worker: WorkerState, question: Probe) -> Any:
         """Start asking a worker whether its weights are still what was written; None where nobody can be asked."""
         return self.transport.send(worker.handle, question, None)
 
-    def send_probe(self, worker: WorkerState, probe: Probe) -> Any:
+    def _probe(self, worker: WorkerState, probe: Probe) -> Any:
         """Start a probe of a worker."""
         return self.transport.send(worker.handle, probe, None)
 
-    def push_for(self, server: ServerWeights, order: int, patience: float) -> Push:
+    def _push_for(self, server: ServerWeights, order: int, patience: float) -> Push:
         """Return the instruction to hold a version.
 
         Args:
@@ -830,7 +830,7 @@ class Updater:
             ignore=self.ignore,
         )
 
-    def keep_bytes_of(self, state: HeadState, head: VersionInfo) -> None:
+    def _keep_bytes_of(self, state: HeadState, head: VersionInfo) -> None:
         """Let go of bytes that no worker needs any more."""
         wanted = {head.digest, *(version.digest for version in state.pinned.values())}
         self.workers.spent += self.source.keep(wanted)

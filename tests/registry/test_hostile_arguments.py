@@ -242,5 +242,5 @@ def test_an_update_waits_or_does_not(scene: tuple[Registry, FakeWorkers, Any]) -
     _, fleet, _ = scene
     for name in ("wait", "force"):
         with pytest.raises(TypeError, match=f"{name} must be True or False, found str 'no'"):
-            fleet.update_weights(**{name: "no"})  # pyright: ignore[reportArgumentType]
-    assert fleet.update_weights(wait=np.bool_(True), force=np.bool_(False)).ok  # pyright: ignore[reportCallIssue]
+            fleet.update_weights(**{name: "no"})  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert fleet.update_weights(wait=np.bool_(True), force=np.bool_(False)).ok  # pyright: ignore[reportArgumentType, reportCallIssue]

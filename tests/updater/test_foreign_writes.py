@@ -59,9 +59,9 @@ class Fleet(FakeWorkers):
         self.pushes.append(worker_id)
         return super()._sync_weights_with_worker(worker_id, server_weights)
 
-    def ask(self, worker: Any, question: Any) -> Any:
+    def _ask(self, worker: Any, question: Any) -> Any:
         self.questions.append(worker.id)
-        return super().ask(worker, question)
+        return super()._ask(worker, question)
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_bytes_that_are_not_what_they_should_be_are_refused_alive(tmp_path: Path
         order = 1000
         for payload in (server.handle[:-1], server.handle[:100], server.handle * 0 + 255, "no array", 7):
             order += 1
-            push: Push = updater.push_for(server, order, 1.0)
+            push: Push = updater._push_for(server, order, 1.0)
             receipt = get(actor.__ray_call__.remote(receive, push, payload))
             assert receipt.outcome == "kept"
             assert receipt.error
