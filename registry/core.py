@@ -25,7 +25,17 @@ from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.refs import Ref, check_new_alias, parse
 from weightledger.registry.log.runs import RunKeeper, policy_lock
 from weightledger.registry.logs import tell_published, tell_rolled_back
-from weightledger.registry.records import Event, Fault, Holding, Pin, PruneReport, Version, WorkerStatus
+from weightledger.registry.records import (
+    Event,
+    Extra,
+    Fault,
+    Holding,
+    Pin,
+    PruneReport,
+    Version,
+    Weights,
+    WorkerStatus,
+)
 from weightledger.registry.store import inspection
 from weightledger.registry.store.pruning import prune
 from weightledger.registry.store.recovery import recover
@@ -239,7 +249,7 @@ class Registry:
         with self.ledger.reading() as conn:
             return self.ledger.policies(conn)
 
-    def load(self, ref: Ref = "head") -> Any:
+    def load(self, ref: Ref = "head") -> Weights:
         """Read a version's weights: an own, writable copy, verified against the digest.
 
         Returns:
@@ -255,7 +265,7 @@ class Registry:
         payload, structure = self.read(ref)
         return codec.rebuild(structure, payload.tensors(), payload.values)
 
-    def load_extra(self, ref: Ref = "head") -> Any:
+    def load_extra(self, ref: Ref = "head") -> Extra:
         """Read the extra state that was published with a version.
 
         Raises:

@@ -14,6 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
+Weights: TypeAlias = Any
+"""What was published: a state dict (an `OrderedDict`), a mapping of tensors, or a `TensorDict`."""
+
+Extra: TypeAlias = Any
+"""What `extra=` gave: nested mappings and lists of tensors, numbers and strings."""
+
 VersionState: TypeAlias = Literal["writing", "stored", "pruned", "lost", "damaged"]
 HoldingState: TypeAlias = Literal["held", "pending", "unknown", "ended"]
 WorkerState: TypeAlias = Literal["confirmed", "unknown", "gone"]

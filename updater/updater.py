@@ -661,8 +661,14 @@ class Updater:
         """
         self._begin_training()
         move = self.record.moved(self.live.head)
-        if move is None or move.newest is None:
+        if move is None:
             return
+        if move.newest is None:
+            raise ConflictError(
+                f"policy {self.record.policy!r} has no version any more, and this updater was at "
+                f"v{0 if self.live.head is None else self.live.head.number}; nothing was changed. Put the registry "
+                "back from a backup, or make a new updater to begin again"
+            )
         # Weights that go on from nothing in the log have no part in what happens there.
         if move.foreign is not None and self.live.origin != "unknown":
             since = 0 if self.live.head is None else self.live.head.number

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from weightledger.registry import Registry
+from weightledger.registry import ConflictError, Registry
 from weightledger.registry.records import Event, Holding
 from weightledger.updater import held_version
 from weightledger.updater.testing import FakeWorkers, statuses
@@ -214,3 +215,18 @@ def test_of_two_registries_on_one_worker_the_last_write_counts_for_both(tmp_path
 def put_back(folder: Path) -> None:
     shutil.rmtree(folder / "r")
     shutil.copytree(folder / "backup", folder / "r")
+
+
+def test_a_policy_that_is_emptied_under_a_living_updater_is_refused_by_name(tmp_path: Path) -> None:
+    """Somebody deletes the versions by hand: the update neither hangs nor publishes."""
+    registry = Registry.open(tmp_path)
+    with FakeWorkers(constant(1.0), [constant(-1.0)], registry=registry) as fleet:
+        fleet.update_weights().raise_for_failures()
+        with closing(sqlite3.connect(tmp_path / "registry.db")) as connection, connection:
+            connection.execute("DELETE FROM holdings")
+            connection.execute("DELETE FROM versions")
+        fill(fleet.policy_weights, 3.0)
+        for call in (fleet.update_weights, fleet.sync, fleet.rollback):
+            with pytest.raises(ConflictError, match=r"no version any more.*was at v1"):
+                call()
+        assert held_version(fleet.worker(0)) == 1
