@@ -74,6 +74,7 @@ def registries(folder: Path, results: Any) -> dict[float, Registry]:
     }
 
 
+@pytest.mark.long
 def test_each_trial_has_a_registry_of_its_own_and_one_that_died_goes_on_in_it(tmp_path: Path) -> None:
     ledgers = tmp_path / "ledgers"
     callbacks = [

@@ -328,6 +328,7 @@ def test_a_stock_updater_that_takes_the_place_of_ours_is_left_alone(tmp_path: Pa
         assert updater.registry.versions() == []
 
 
+@pytest.mark.long
 def test_environments_of_processes_are_stamped_from_the_first_batch_on(tmp_path: Path) -> None:
     """Where TorchRL cannot track versions itself, our hook stamps."""
     from weightledger.updater.torchrl import StampBatches

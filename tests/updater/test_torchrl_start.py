@@ -113,6 +113,7 @@ def test_an_empty_registry_takes_any_way_to_begin(tmp_path: Path, collector: Any
         updater.close()
 
 
+@pytest.mark.long
 def test_a_policy_that_grew_does_not_take_the_head_and_lets_go_of_the_workers(
     folder: Path, mortal: Any
 ) -> None:

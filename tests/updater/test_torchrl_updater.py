@@ -303,6 +303,7 @@ def test_a_manual_update_in_asynchronous_mode_reaches_busy_workers_between_their
         assert last == {(4.0, 3, 3)}
 
 
+@pytest.mark.long
 def test_all_processes_of_a_nested_collector_hold_what_its_receipt_says(tmp_path: Path) -> None:
     collector = borrow(start_nested)
     updater, policy = steer(tmp_path, collector)
@@ -332,6 +333,7 @@ def test_all_processes_of_a_nested_collector_hold_what_its_receipt_says(tmp_path
         assert seen(collect(collector)) == {(1.0, 3, 3)}
 
 
+@pytest.mark.long
 def test_a_nested_collector_that_lost_a_process_is_unknown_and_a_new_actor_gets_its_target(
     tmp_path: Path,
 ) -> None:
