@@ -43,7 +43,7 @@ from weightledger.updater.rllib import LedgerCallback, RLlibUpdater
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("ray_cluster"),
     # RLlib's own, of a second Algorithm of several agents in one process.

@@ -36,7 +36,7 @@ from weightledger.updater.rllib import LedgerCallback, RLlibUpdater, runner_vers
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("ray_cluster"),
     # RLlib's own, of a second Algorithm of several agents in one process.
