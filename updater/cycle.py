@@ -556,7 +556,7 @@ class Cycle:
             if settled:
                 earlier.extend(reading.earlier)
                 settlements += settled
-            if self._goes_on(work, reading, answer, left, time.perf_counter() - in_flight.started):
+            if self._goes_on(work, reading, answer, time.perf_counter() - in_flight.started):
                 again.append(work)
         back, buried = self._revived(left)
         again += back
@@ -574,12 +574,10 @@ class Cycle:
         self._send(again, order)
         self._outstanding.update({work.worker.id: work for work in again})
 
-    def _goes_on(
-        self, work: _Work, reading: Reading, answer: Receipt | Trouble, left: float, seconds: float
-    ) -> bool:
+    def _goes_on(self, work: _Work, reading: Reading, answer: Receipt | Trouble, seconds: float) -> bool:
         """Tell whether a worker is sent something again; if not, note what came of it."""
         worker = work.worker
-        if isinstance(answer, Trouble) and answer.kind == "restarting" and left > 0:
+        if isinstance(answer, Trouble) and answer.kind == "restarting":
             self._lose(work, answer)
             return False
         if reading.resend or self._must_reread(work, answer):
