@@ -7,6 +7,8 @@ Rules it keeps:
   is a file: a link is not followed, since locks and snapshots stand beside the name that was given.
 - A connection belongs to the process that opened it. After `os.fork` the child opens its own.
 - An engine that nobody refers to any more closes its connections; one that was closed makes no new one.
+- A transaction begins only on the file that stands under the name. SQLite goes on with one that was deleted or
+  replaced, and what it commits there is nobody's to see.
 - What the database, SQLAlchemy or a damaged row raises in a transaction leaves through `translate` as an error of this
   library that names the file. Callers check their arguments before they begin one.
 """
@@ -18,8 +20,9 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -66,6 +69,10 @@ CONFUSED = (
 """What code raises that met other values than it was written for."""
 
 
+def _nothing() -> None:
+    """Check nothing: a file that cannot be written is opened anew by each transaction."""
+
+
 class JournalWarning(UserWarning):
     """The file system refused SQLite's write-ahead log; the registry works on, with its older rollback journal."""
 
@@ -84,6 +91,8 @@ class _Connection(sqlite3.Connection):
         """Whether the database had its write-ahead log when this connection was made."""
         self.siblings: set[_Connection] = set()
         """The open connections of its engine."""
+        self.check_file: Callable[[], None] = _nothing
+        """Refuses when another file stands under the name than its engine opened first."""
         _connections.add(self)
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,12 +138,26 @@ class _Openings:
     def __init__(self) -> None:
         self.connections: set[_Connection] = set()
         self.closed = False
+        self.file: tuple[int, int] | None = None
+        """Device and inode of the file that was opened first."""
 
     def check(self, path: Path) -> None:
         if self.closed:
             raise StorageError(
                 f"{path}: expected an open registry, but this one was closed; nothing was done. "
                 "Open it again with `Registry.open(...)`."
+            )
+
+    def check_file(self, path: Path) -> None:
+        try:
+            found = _identity(path)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be looked at: {files.reason(error)}") from error
+        if self.file is not None and found != self.file:
+            raise StorageError(
+                f"{path}: expected the file that this registry was opened with, found "
+                f"{'no file' if found is None else 'another one'}: it was deleted, moved or replaced. Nothing was "
+                "done. Put it back, or open the registry anew with `Registry.open(...)`."
             )
 
     def close_idle(self) -> None:
@@ -190,7 +213,14 @@ def open_engine(
 
     def connect() -> _Connection:
         openings.check(path)
+        if writable:
+            openings.check_file(path)
+        before = _identity(path)
         connection = _connect(path, read_only, busy_seconds, vfs)
+        if writable:
+            if openings.file is None:
+                openings.file = before
+            connection.check_file = partial(openings.check_file, path)
         connection.siblings = openings.connections
         openings.connections.add(connection)
         return connection
@@ -426,6 +456,14 @@ def _connect(path: Path, read_only: bool, busy_seconds: float, vfs: str | None) 
         return _prepare(_open(path, "immutable=1", busy_seconds, vfs), pragmas)
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _writable(path: Path) -> bool:
     def allowed(each: Path) -> bool:
         return os.access(each, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
@@ -464,7 +502,8 @@ def _prepare(connection: _Connection, more: list[str]) -> _Connection:
 
 def _begin(connection: Connection) -> None:
     raw = connection.connection.driver_connection
-    assert raw is not None
+    assert isinstance(raw, _Connection)
+    raw.check_file()
     raw.execute("BEGIN IMMEDIATE" if connection.get_execution_options().get(_IMMEDIATE) else "BEGIN")
 
 

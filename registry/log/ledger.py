@@ -82,6 +82,12 @@ _NO_STATE = or_(
     VersionRow.state > _STATES[-1],
 )
 """What is in none of the states, asked for so that an index finds it."""
+# The state is looked at afterwards: one seek by number, and nearly always no row.
+_BEYOND = Statement(
+    select(VersionRow.number, VersionRow.state).where(
+        VersionRow.policy_id == bindparam("policy"), VersionRow.number > bindparam("head")
+    )
+)
 _VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
 _ALIASES = (
     select(Alias.name, VersionRow.number)
@@ -313,11 +319,24 @@ class Ledger:
     # ------------------------------------------------------------------ looking versions up
 
     def head_number(self, conn: Connection) -> int | None:
-        """Return the head's number; None while nothing is stored."""
+        """Return the head's number; None while nothing is stored.
+
+        Raises:
+            CorruptionError: A newer version has a damaged state, so that nobody can tell which one is the head.
+        """
         policy = self.find_policy(conn)
         if policy is None:
             return None
         number: int | None = _HEAD.first(conn, policy=policy.id)[0]
+        beyond = _BEYOND.all(conn, policy=policy.id, head=number or 0)
+        doubtful = [each for each, state in beyond if state not in _STATES]
+        if doubtful:
+            raise CorruptionError(
+                damage.told(
+                    conn,
+                    [f"v{max(doubtful)} of policy {self.policy!r} may be the head, but its state is damaged"],
+                )
+            )
         return number
 
     def head(self, conn: Connection) -> Version:
