@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from weightledger.registry import arguments, files, origins
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
@@ -402,6 +402,7 @@ class Registry:
             NotFoundError: there is no such version, it was pruned, or there is nothing to go back to.
             ConflictError: the head is another one. Nothing was changed.
             InvalidWeightsError: its names or shapes are not the head's. Nothing was changed.
+            CorruptionError: its file is missing or damaged: all of it is read first. Nothing was changed.
         """
         from weightledger.registry.store.restructuring import check_rollback
 
@@ -410,12 +411,19 @@ class Registry:
         arguments.text("reason", reason)
         if expected_head is not None:
             expected_head = arguments.within_64_bits("expected_head", expected_head)
-        with policy_lock(self.location, self.policy), self.ledger.writing() as conn:
-            version = steering.rollback_target(self.ledger, conn, wanted, expected_head)
-            unable = check_rollback(
-                self.ledger, self.snapshots, conn, version, alive=self.runs.alive, restructure=restructure
-            )
-            made = steering.roll_back_to(self.ledger, conn, version, reason=reason, expected_head=None)
+        made = None
+        while made is None:
+            with self.ledger.reading() as conn:
+                sought = steering.rollback_target(self.ledger, conn, wanted, expected_head)
+            self.read(sought)  # before anybody has to wait for it
+            with policy_lock(self.location, self.policy), self.ledger.writing() as conn:
+                version = steering.rollback_target(self.ledger, conn, wanted, expected_head)
+                if version.number != sought.number:
+                    continue  # the head or the alias moved meanwhile
+                unable = check_rollback(
+                    self.ledger, self.snapshots, conn, version, alive=self.runs.alive, restructure=restructure
+                )
+                made = steering.roll_back_to(self.ledger, conn, version, reason=reason, expected_head=None)
         if unable:
             warnings.warn(
                 f"v{made.number}, which restores v{made.restores}, has other names or shapes than the head before it: "
@@ -441,6 +449,7 @@ class Registry:
 
         Raises:
             NotFoundError: no such version, or its weights were pruned.
+            CorruptionError: its file is missing or has another size.
             ValueError: that is no worker's name.
         """
         arguments.name("worker", worker)
@@ -448,6 +457,7 @@ class Registry:
         wanted, literal = parse(ref), arguments.flag("literal", literal)
         with self.ledger.writing() as conn:
             made = steering.pin(self.ledger, conn, worker, wanted, reason=reason, literal=literal)
+            self.check_there(conn, made.version)
             met = steering.is_met(self.ledger, conn, made)
         if not met:
             what = "name" if made.literal else "glob"
@@ -456,6 +466,16 @@ class Registry:
                 f"{what} so far",
                 stacklevel=2,
             )
+
+    def check_there(self, conn: Connection, number: int) -> None:
+        """Refuse a stored version whose file is missing or has another size; none of it is read.
+
+        Raises:
+            CorruptionError: it is missing, or longer or shorter than it was.
+            StorageError: nobody can look, or it is no regular file.
+        """
+        file, _ = self.ledger.files_of(conn, number)
+        inspection.check_there(self.snapshots, file, f"v{number} of policy {self.policy!r}")
 
     def unpin(self, worker: str, *, literal: bool | None = None) -> None:
         """Remove the pin on exactly this name or glob.

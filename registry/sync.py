@@ -335,11 +335,13 @@ class Sync:
 
         Raises:
             NotFoundError: there is none, or its weights were pruned.
+            CorruptionError: its file is missing or has another size.
         """
-        if to is not None:
-            return self.usable(to, "roll back to")
+        wanted = None if to is None else parse_ref(to)
         with self.ledger.reading() as conn:
-            return self.ledger.previous_content(conn)
+            found = steering.rollback_target(self.ledger, conn, wanted, None)
+            self.registry.check_there(conn, found.number)
+        return found
 
     def newest_with(self, digest: str) -> Version | None:
         """Return the newest stored version of some content; None when there is none."""

@@ -319,6 +319,8 @@ class Updater:
 
         Raises:
             NotFoundError: there is no such version, or nothing to go back to. Nothing was changed.
+            CorruptionError: its file is missing or damaged. Nothing was changed. Bytes that are still in memory are
+                taken from there, and of the file only the size is looked at.
             InvalidWeightsError: the server weights do not fit that version. Nothing was changed.
             ConflictError: another run published. Nothing was changed.
         """

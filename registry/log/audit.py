@@ -27,6 +27,7 @@ from sqlalchemy import (
 from weightledger.registry.arguments import quoted
 from weightledger.registry.errors import CorruptionError, NotFoundError
 from weightledger.registry.log import damage
+from weightledger.registry.log.heads import head_number
 from weightledger.registry.log.models import (
     Alias,
     EventRow,
@@ -39,7 +40,6 @@ from weightledger.registry.log.models import (
 )
 from weightledger.registry.log.staleness import (
     chunks,
-    head_number,
     no_such_version,
     staleness,
     staleness_of,

@@ -42,6 +42,7 @@ from weightledger.registry import arguments, values
 from weightledger.registry.errors import CorruptionError
 from weightledger.registry.log import engine as db
 from weightledger.registry.log.models import (
+    VERSION_STATES,
     Base,
     Policy,
     PolicyRef,
@@ -311,7 +312,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "snapshots.digest": _DIGEST,
     "snapshots.file_bytes": _AT_LEAST_0,
     "versions.number": _AT_LEAST_1,
-    "versions.state": _one_of("writing", "stored", "lost"),
+    "versions.state": _one_of(*VERSION_STATES),
     "versions.digest": _DIGEST,
     "versions.parent": _AT_LEAST_1,
     "versions.restores": _AT_LEAST_1,

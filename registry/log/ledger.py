@@ -36,10 +36,11 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from weightledger.registry import arguments, values
 from weightledger.registry.errors import CorruptionError, NotFoundError
-from weightledger.registry.log import audit, damage, resolution
+from weightledger.registry.log import audit, damage, heads, resolution
 from weightledger.registry.log import engine as db
 from weightledger.registry.log.audit import PolicyRef
 from weightledger.registry.log.models import (
+    VERSION_STATES,
     Alias,
     EventRow,
     Metric,
@@ -61,11 +62,6 @@ _KNOWN_PLACES = 1024  # remembered at once; an update needs those of the head an
 _IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
 
 _POLICY = select(Policy.id).where(Policy.name == bindparam("policy"))
-_HEAD = Statement(
-    select(func.max(VersionRow.number)).where(
-        VersionRow.policy_id == bindparam("policy"), VersionRow.state == "stored"
-    )
-)
 _ROW = select(VersionRow).where(
     VersionRow.policy_id == bindparam("policy"), VersionRow.number == bindparam("number")
 )
@@ -75,19 +71,12 @@ _VERSIONS = (
     .outerjoin(Snapshot, Snapshot.id == VersionRow.snapshot_id)
     .where(VersionRow.policy_id == bindparam("policy"))
 )
-_STATES = ("lost", "stored", "writing")
 _NO_STATE = or_(
-    VersionRow.state < _STATES[0],
-    *(and_(VersionRow.state > low, VersionRow.state < high) for low, high in pairwise(_STATES)),
-    VersionRow.state > _STATES[-1],
+    VersionRow.state < VERSION_STATES[0],
+    *(and_(VersionRow.state > low, VersionRow.state < high) for low, high in pairwise(VERSION_STATES)),
+    VersionRow.state > VERSION_STATES[-1],
 )
 """What is in none of the states, asked for so that an index finds it."""
-# The state is looked at afterwards: one seek by number, and nearly always no row.
-_BEYOND = Statement(
-    select(VersionRow.number, VersionRow.state).where(
-        VersionRow.policy_id == bindparam("policy"), VersionRow.number > bindparam("head")
-    )
-)
 _VERSION = _VERSIONS.where(VersionRow.number == bindparam("number"))
 _ALIASES = (
     select(Alias.name, VersionRow.number)
@@ -325,19 +314,7 @@ class Ledger:
             CorruptionError: A newer version has a damaged state, so that nobody can tell which one is the head.
         """
         policy = self.find_policy(conn)
-        if policy is None:
-            return None
-        number: int | None = _HEAD.first(conn, policy=policy.id)[0]
-        beyond = _BEYOND.all(conn, policy=policy.id, head=number or 0)
-        doubtful = [each for each, state in beyond if state not in _STATES]
-        if doubtful:
-            raise CorruptionError(
-                damage.told(
-                    conn,
-                    [f"v{max(doubtful)} of policy {self.policy!r} may be the head, but its state is damaged"],
-                )
-            )
-        return number
+        return None if policy is None else heads.head_number(conn, policy)
 
     def head(self, conn: Connection) -> Version:
         """Return the head.

@@ -152,6 +152,8 @@ class Structure(Base):
     body: Mapped[str] = mapped_column(Text)
 
 
+VERSION_STATES = ("lost", "stored", "writing")
+"""In the order of the text."""
 _WRITING = text("state = 'writing'")
 _ROOT = text("parent IS NULL")
 

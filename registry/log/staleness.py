@@ -12,21 +12,12 @@ from sqlalchemy import Connection, Integer, column, func, select, values
 
 from weightledger.registry.errors import CorruptionError, NotFoundError
 from weightledger.registry.log import damage, lineage
+from weightledger.registry.log.heads import head_number
 from weightledger.registry.log.models import PolicyRef, VersionRow
 
 T = TypeVar("T")
 
 _IN_CHUNK = 500  # bound parameters a statement, well under every database's limit
-
-
-def head_number(conn: Connection, policy: PolicyRef) -> int | None:
-    """Return the newest stored version; None while there is none."""
-    query = select(func.max(VersionRow.number)).where(
-        VersionRow.policy_id == policy.id, VersionRow.state == "stored"
-    )
-    number: int | None
-    (number,) = damage.read(conn, query, {}, lambda row: row[0])
-    return number
 
 
 def lineage_of(conn: Connection, policy: PolicyRef, head: int) -> lineage.Ranges:

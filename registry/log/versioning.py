@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, 
 
 from weightledger.registry import values
 from weightledger.registry.errors import ConflictError
+from weightledger.registry.log import heads
 from weightledger.registry.log.ledger import (
     Entry,
     FileEntry,
@@ -167,11 +168,17 @@ class Opened:
 
 
 def standing(ledger: Ledger, conn: Connection) -> Standing:
-    """See, at once, what a publish has to know. The caller holds the policy's lock."""
+    """See, at once, what a publish has to know. The caller holds the policy's lock.
+
+    Raises:
+        CorruptionError: nobody can tell which version is the head.
+    """
     policy = ledger.find_policy(conn)
     if policy is None:
         return Standing()
     number, head, depth, digest, step, shapes, unfinished, pinned = _STANDING.first(conn, policy=policy.id)
+    if number != head:
+        heads.check_newest(conn, policy, head)
     return Standing(number, head, depth, digest, step, shapes, bool(unfinished), bool(pinned))
 
 

@@ -73,8 +73,24 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes |
 def _reading(what: str) -> Iterator[None]:
     try:
         yield
-    except CorruptionError as error:
-        raise CorruptionError(f"{what} cannot be read: {error}") from error
+    except (CorruptionError, StorageError) as error:
+        raise type(error)(f"{what} cannot be read: {error}") from error
+
+
+def check_there(store: SnapshotStore, file: FileEntry, what: str) -> None:
+    """Make sure that a file is there and has its size, without reading it.
+
+    Raises:
+        CorruptionError: it is missing, or longer or shorter than it was.
+        StorageError: nobody can look, or it is no regular file.
+    """
+    with _reading(what):
+        size = store.size(file.uri)
+    if size != file.file_bytes:
+        raise CorruptionError(
+            f"{what} ({store.where(file.uri)}): expected {file.file_bytes} bytes, found "
+            f"{'no file' if size is None else f'{size} bytes'}; restore the file from a backup"
+        )
 
 
 def is_whole(store: SnapshotStore, file: FileEntry) -> bool:

@@ -4,6 +4,7 @@ Rules:
 
 * Nothing holds a second copy of the weights: hashing, writing and reading all look at this buffer.
 * A payload that came from a file was checked by `parse` (header) and is proven by `check` (data).
+* A file is read and proven without torch, which takes longer to load than most files: only tensors need it.
 * Tensors given out are views of the buffer. It may be memory that nobody may write to: copy before writing.
 """
 
@@ -12,9 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightledger.registry import files
 from weightledger.registry.errors import CorruptionError
@@ -39,7 +38,9 @@ from weightledger.registry.weights.layout import (
     read_header,
     with_room,
 )
-from weightledger.registry.weights.views import has_nonfinite, region_views
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Rows(NamedTuple):
@@ -153,6 +154,8 @@ class Payload:
 
     def nonfinite(self) -> tuple[str, ...]:
         """Return the names, sorted, of all tensors that hold NaN or an infinity; tied names each."""
+        from weightledger.registry.weights.views import has_nonfinite
+
         data = self.data()
         suspects: list[Spec] = []
         for code, specs in _runs(self.layout.specs):
@@ -173,6 +176,8 @@ class Payload:
 
     def views(self, *, flat: bool = False) -> list[Tensor]:
         """Return the tensors in the layout's order, as they are or as rows, as views of the buffer."""
+        from weightledger.registry.weights.views import region_views
+
         return region_views(self.data(), self.layout.specs, flat=flat)
 
     def array_for(self, name: str) -> Bytes:

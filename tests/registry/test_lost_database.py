@@ -113,6 +113,10 @@ def test_a_damaged_newest_version_is_named_and_no_older_one_taken_for_the_head(
         for call in (registry.head, registry.load, lambda: registry.get("head"), registry.rollback):
             with pytest.raises(CorruptionError, match=r"(?s)registry\.db.*v4"):
                 call()
+        with pytest.raises(CorruptionError, match="v4"):
+            registry.publish(weights(5.0))
+        with closing(sqlite3.connect(tmp_path / "r" / "registry.db")) as plain:
+            assert plain.execute("SELECT max(number) FROM versions").fetchone() == (4,)
         worker = nn.Linear(2, 1)
         before = worker.weight.detach().clone()
         with (
@@ -122,6 +126,18 @@ def test_a_damaged_newest_version_is_named_and_no_older_one_taken_for_the_head(
             updater.sync()
         assert torch.equal(worker.weight, before)
         assert registry.load(2)["w"].tolist() == [2.0] * 4
+
+
+def test_a_status_with_a_damaged_newest_version_names_no_target(tmp_path: Path) -> None:
+    with opened(tmp_path / "r") as registry:
+        with FakeWorkers(
+            None, [nn.Linear(2, 1)], registry=registry, locate=lambda worker: {"w": torch.zeros(4)}
+        ):
+            with closing(sqlite3.connect(tmp_path / "r" / "registry.db", isolation_level=None)) as plain:
+                plain.execute("PRAGMA ignore_check_constraints=ON")
+                plain.execute("UPDATE versions SET state = 'garbage' WHERE number = 3")
+            (status,) = registry.workers()
+        assert status.target is None and "v3" in status.damage
 
 
 def test_a_version_whose_writer_died_is_no_damage(tmp_path: Path) -> None:

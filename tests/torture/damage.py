@@ -393,7 +393,11 @@ def _questions(folder: Path, sound: Sound, what: Harm) -> dict[str, Callable[[Re
     def roll_back(registry: Registry) -> str | None:
         # Where the row of the policy's name is damaged, v1 is what was published above.
         right = _content(registry.load(1))
-        return None if _content(registry.load(registry.rollback(1))) == right else "other weights"
+        made = registry.rollback(1)
+        try:
+            return None if _content(registry.load(made)) == right else "other weights"
+        except WeightLedgerError as error:
+            return f"v{made.number} is the head and cannot be loaded: {error}"
 
     def verify(registry: Registry) -> str | None:
         """Find every fault of a file that a load finds."""

@@ -868,7 +868,7 @@ def test_a_reader_that_goes_away_is_no_traceback(folder: Path) -> None:
 
 
 def test_questions_and_decisions_load_neither_torch_nor_ray_nor_alembic(copy: Path) -> None:
-    """In one fresh process; with --json, rich is not needed either. `verify` reads tensors."""
+    """In one fresh process; with --json, rich is not needed either."""
     program = (
         "import sys\n"
         "from weightledger.registry.commands.app import app\n"
@@ -877,10 +877,9 @@ def test_questions_and_decisions_load_neither_torch_nor_ray_nor_alembic(copy: Pa
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted(loaded & {'torch', 'ray', 'tensordict', 'alembic', 'rich'}), file=sys.stderr)\n"
     )
-    questions = [command for command in READING if command != "verify"]
     decisions = ("rollback --reason x", "pin w1 1", "alias a 1", "prune --keep-last 9")
     done = subprocess.run(
-        [sys.executable, "-c", program, copy, *questions, *decisions],
+        [sys.executable, "-c", program, copy, *READING, *decisions],
         capture_output=True,
         text=True,
         timeout=100,
