@@ -10,7 +10,7 @@ from alembic import context
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from weightledger.registry.log.engine import open_engine, rebuilding
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log.models import Base
 
 
@@ -34,7 +34,7 @@ if context.is_offline_mode():
 if given is not None:
     run(given)
 elif isinstance(folder, str):
-    with rebuilding(open_engine(Path(folder) / "registry.db")) as opened:
+    with SqliteDatabase(Path(folder) / "registry.db").rebuilding() as opened:
         run(opened)
 else:
     raise CommandError("no database given: name a registry's folder with `alembic -x registry=FOLDER ...`")

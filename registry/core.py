@@ -15,15 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Connection, Engine
-
-from weightledger.registry import arguments, files, origins
+from weightledger.registry import arguments, files, origins, places
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError
-from weightledger.registry.log import audit, schema, steering
-from weightledger.registry.log.engine import check_open, close_engine, open_engine, use_write_ahead_log
+from weightledger.registry.log import audit, steering
 from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.refs import Ref, check_new_alias, parse
-from weightledger.registry.log.runs import RunKeeper, policy_lock
 from weightledger.registry.logs import tell_published, tell_rolled_back
 from weightledger.registry.records import (
     Event,
@@ -40,21 +36,11 @@ from weightledger.registry.store import inspection
 from weightledger.registry.store.pruning import prune
 from weightledger.registry.store.recovery import recover
 from weightledger.registry.store.retention import check_rules
-from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
 
 if TYPE_CHECKING:
     from weightledger.registry.store.publishing import Publisher
     from weightledger.registry.weights.arrays import Bytes
     from weightledger.registry.weights.payload import Payload
-
-_OWN_FILES = (
-    "registry.db",
-    "registry.db-wal",
-    "registry.db-shm",
-    "registry.db-journal",
-    "snapshots",
-    "locks",
-)
 
 
 class Registry:
@@ -71,18 +57,17 @@ class Registry:
         (1, {'reward': 12.5})
     """
 
-    def __init__(
-        self, location: Path, engine: Engine, snapshots: SnapshotStore, policy: str, uuid: str
-    ) -> None:
-        self.location = location
+    def __init__(self, place: places.Place, policy: str) -> None:
+        self.place = place
+        self.location = place.location
         """The folder, absolute."""
         self.policy = policy
-        self.uuid = uuid
+        self.uuid = place.uuid
         """The registry's own identity, 32 hexadecimal digits, made once."""
-        self.engine = engine
-        self.snapshots = snapshots
-        self.runs = RunKeeper(location)
-        self.ledger = Ledger(engine, self.runs, policy)
+        self.database = place.database
+        self.locks = place.locks
+        self.snapshots = place.snapshots
+        self.ledger = Ledger(place.database, place.locks, policy)
         self._publisher: Publisher | None = None
 
     @classmethod
@@ -110,18 +95,13 @@ class Registry:
         """
         arguments.name("policy", policy)
         create, migrate = arguments.flag("create", create), arguments.flag("migrate", migrate)
-        folder = check_folder(location)
-        # The engine is made after its folder: made before, it would take itself for one that cannot write.
-        uuid = schema.ensure(folder / "registry.db", create=create, migrate=migrate)
-        engine = open_engine(folder / "registry.db")
-        use_write_ahead_log(engine)
-        registry = cls(folder, engine, LocalSnapshots(folder / "snapshots"), policy, uuid)
-        recover(registry.engine, registry.runs, registry.snapshots, folder)
-        return registry
+        place = places.open_place(location, create=create, migrate=migrate)
+        recover(place.database, place.locks, place.snapshots)
+        return cls(place, policy)
 
     def for_policy(self, policy: str) -> Self:
         """Return the same registry, seen through another policy."""
-        check_open(self.engine)
+        self.database.check_open()
         return type(self).open(self.location, policy=policy, create=False)
 
     def close(self) -> None:
@@ -130,11 +110,11 @@ class Registry:
         Closing twice is harmless. A registry that is let go without it releases them, too.
         """
         self._publisher = None
-        self.runs.close()
-        close_engine(self.engine)
+        self.locks.close()
+        self.database.close()
 
     def __enter__(self) -> Self:
-        check_open(self.engine)
+        self.database.check_open()
         return self
 
     def __exit__(
@@ -153,9 +133,9 @@ class Registry:
         """What turns weights into versions; for updaters that publish and distribute at the same time."""
         from weightledger.registry.store.publishing import Publisher
 
-        check_open(self.engine)
+        self.database.check_open()
         if self._publisher is None or self._publisher.pid != os.getpid():
-            self._publisher = Publisher(self.ledger, self.snapshots, self.location)
+            self._publisher = Publisher(self.ledger, self.snapshots)
         return self._publisher
 
     # ------------------------------------------------------------------ publishing and reading
@@ -416,12 +396,17 @@ class Registry:
             with self.ledger.reading() as conn:
                 sought = steering.rollback_target(self.ledger, conn, wanted, expected_head)
             self.read(sought)  # before anybody has to wait for it
-            with policy_lock(self.location, self.policy), self.ledger.writing() as conn:
+            with self.locks.policy(self.policy), self.ledger.writing() as conn:
                 version = steering.rollback_target(self.ledger, conn, wanted, expected_head)
                 if version.number != sought.number:
                     continue  # the head or the alias moved meanwhile
                 unable = check_rollback(
-                    self.ledger, self.snapshots, conn, version, alive=self.runs.alive, restructure=restructure
+                    self.ledger,
+                    self.snapshots,
+                    conn,
+                    version,
+                    alive=self.locks.alive,
+                    restructure=restructure,
                 )
                 made = steering.roll_back_to(self.ledger, conn, version, reason=reason, expected_head=None)
         if unable:
@@ -457,7 +442,7 @@ class Registry:
         wanted, literal = parse(ref), arguments.flag("literal", literal)
         with self.ledger.writing() as conn:
             made = steering.pin(self.ledger, conn, worker, wanted, reason=reason, literal=literal)
-            self.check_there(conn, made.version)
+            inspection.check_there(self.ledger, self.snapshots, conn, made.version)
             met = steering.is_met(self.ledger, conn, made)
         if not met:
             what = "name" if made.literal else "glob"
@@ -466,16 +451,6 @@ class Registry:
                 f"{what} so far",
                 stacklevel=2,
             )
-
-    def check_there(self, conn: Connection, number: int) -> None:
-        """Refuse a stored version whose file is missing or has another size; none of it is read.
-
-        Raises:
-            CorruptionError: it is missing, or longer or shorter than it was.
-            StorageError: nobody can look, or it is no regular file.
-        """
-        file, _ = self.ledger.files_of(conn, number)
-        inspection.check_there(self.snapshots, file, f"v{number} of policy {self.policy!r}")
 
     def unpin(self, worker: str, *, literal: bool | None = None) -> None:
         """Remove the pin on exactly this name or glob.
@@ -577,7 +552,7 @@ class Registry:
         """Return what is known of every worker that was ever steered, by name."""
         with self.ledger.reading() as conn:
             policy = self.ledger.find_policy(conn)
-            return [] if policy is None else audit.workers(conn, policy, self.runs.alive)
+            return [] if policy is None else audit.workers(conn, policy, self.locks.alive)
 
     def holdings(self, at: datetime | None = None) -> list[Holding]:
         """Return what each worker holds, or held at a moment.
@@ -589,7 +564,7 @@ class Registry:
         at = _moment("at", at)
         with self.ledger.reading() as conn:
             policy = self.ledger.find_policy(conn)
-            return [] if policy is None else audit.holdings(conn, policy, at, alive=self.runs.alive)
+            return [] if policy is None else audit.holdings(conn, policy, at, alive=self.locks.alive)
 
     def history(
         self,
@@ -629,7 +604,7 @@ class Registry:
                 since=since,
                 until=until,
                 limit=limit,
-                alive=self.runs.alive,
+                alive=self.locks.alive,
             )
 
     def staleness(self, version: Ref) -> int | None:
@@ -688,7 +663,7 @@ class Registry:
             NotFoundError: no such version, or it was pruned.
         """
         wanted = None if ref is None else parse(ref)
-        return inspection.verify(self.ledger, self.snapshots, self.location, wanted)
+        return inspection.verify(self.ledger, self.snapshots, wanted)
 
     def prune(
         self,
@@ -765,8 +740,7 @@ class Registry:
 
     def _check_not_own(self, target: Path) -> None:
         # What stands there is replaced, and without these files the registry is lost.
-        inside = Path(os.path.relpath(os.path.realpath(target), os.path.realpath(self.location)))
-        if inside.parts and inside.parts[0] in _OWN_FILES:
+        if self.place.owns(target):
             raise InUseError(
                 f"{target} is one of the registry's own files; nothing was written. Choose another path"
             )
@@ -774,22 +748,6 @@ class Registry:
 
 def _reopen(kind: type[Registry], location: str, policy: str) -> Registry:
     return kind.open(location, policy=policy, create=False)
-
-
-def check_folder(location: object) -> Path:
-    """Return the absolute path of a registry's folder; refuse what would be taken for one of a strange name.
-
-    Raises:
-        TypeError: it is no path.
-        ValueError: it is a URL, or no file can be called like this.
-        StorageError: it is relative, and the working directory is gone.
-    """
-    if isinstance(location, str) and "://" in location:
-        raise ValueError(
-            f"expected the path of a folder as a registry's location, found {location!r}; "
-            "databases and object stores with a URL are not supported yet"
-        )
-    return arguments.path("a registry's location", location)
 
 
 def _moment(what: str, time: datetime | None) -> datetime | None:

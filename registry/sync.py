@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection
@@ -24,9 +23,10 @@ from weightledger.registry.log.audit import resolve_target
 from weightledger.registry.log.fleet import Ahead, Claim, Push, Settlement, Stretch, Verdict
 from weightledger.registry.log.refs import Ref
 from weightledger.registry.log.refs import parse as parse_ref
-from weightledger.registry.log.runs import RunKeeper
 from weightledger.registry.log.staleness import staleness_of
+from weightledger.registry.places import locks_of
 from weightledger.registry.records import Pin, Version
+from weightledger.registry.store.inspection import check_there
 from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication, check_step
 from weightledger.registry.store.reading import Reader
 
@@ -271,11 +271,11 @@ class Sync:
     @property
     def run(self) -> str:
         """The id of the run that writes here."""
-        return self.registry.runs.current().id
+        return self.registry.locks.current().id
 
     def keep_alive(self) -> None:
         """Let others see that this run lives."""
-        self.registry.runs.keep_alive()
+        self.registry.locks.keep_alive()
 
     # ------------------------------------------------------------------ looking
 
@@ -340,7 +340,7 @@ class Sync:
         wanted = None if to is None else parse_ref(to)
         with self.ledger.reading() as conn:
             found = steering.rollback_target(self.ledger, conn, wanted, None)
-            self.registry.check_there(conn, found.number)
+            check_there(self.ledger, self.registry.snapshots, conn, found.number)
         return found
 
     def newest_with(self, digest: str) -> Version | None:
@@ -453,7 +453,7 @@ class Sync:
             InUseError: another live run steers one of them. Nothing is claimed then.
         """
         with self.ledger.writing() as conn:
-            return fleet.claim(self.ledger, conn, names, self.registry.runs.alive)
+            return fleet.claim(self.ledger, conn, names, self.registry.locks.alive)
 
     def leave(self, rows: Sequence[int], why: str) -> None:
         """Say that nobody watches these workers any more."""
@@ -467,11 +467,11 @@ class Sync:
 
     def is_steered(self, ahead: Ahead) -> bool:
         """Tell whether the run that a worker heard from last is alive, and another one than this."""
-        runs = self.registry.runs
+        locks = self.registry.locks
         if ahead.run == self.run:
             return False
         # A copy of the registry has locks of its own.
-        places = [runs, RunKeeper(Path(ahead.registry))] if ahead.registry else [runs]
+        places = [locks, locks_of(ahead.registry)] if ahead.registry else [locks]
         return any(each.alive(ahead.run) for each in places)
 
     # ------------------------------------------------------------------ bytes

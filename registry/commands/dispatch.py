@@ -23,9 +23,10 @@ import typer
 
 from weightledger.registry.commands import terminal
 from weightledger.registry.commands.terminal import Block
-from weightledger.registry.core import Registry, check_folder
+from weightledger.registry.core import Registry
+from weightledger.registry.database import CONFUSED
 from weightledger.registry.errors import NotFoundError, WeightLedgerError
-from weightledger.registry.log.engine import CONFUSED
+from weightledger.registry.places import check_location
 from weightledger.registry.records import Record, plain
 
 _NAMED = 3  # so many damaged rows are named on stderr
@@ -103,7 +104,7 @@ class Call:
         if not self.location:
             raise typer.BadParameter("pass it, or set WEIGHTLEDGER_REGISTRY.", param_hint="--registry")
         with accepting("--registry"):
-            check_folder(self.location)
+            check_location(self.location)
         with accepting("--policy"):
             return Registry.open(self.location, policy=self.policy, create=create, migrate=migrate)
 

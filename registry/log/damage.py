@@ -38,9 +38,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NULLTYPE, TypeEngine
 
-from weightledger.registry import arguments, values
+from weightledger.registry import arguments, database, values
 from weightledger.registry.errors import CorruptionError
-from weightledger.registry.log import engine as db
 from weightledger.registry.log.models import (
     VERSION_STATES,
     Base,
@@ -99,7 +98,7 @@ def read(
         rows = conn.execute(statement, named).all()
         if _have_their_types(statement, rows):
             return [build(row) for row in rows]
-    except (*db.CONFUSED, CorruptionError, DBAPIError) as error:
+    except (*database.CONFUSED, CorruptionError, DBAPIError) as error:
         failure = error
     damaged = [cell for _, cells in _carefully(conn, statement, named) for cell in cells]
     if damaged or failure is None:
@@ -130,7 +129,7 @@ def listed(
         rows = conn.execute(statement, named).all()
         if not rows or (not suspect and _have_their_types(statement, rows)):
             return [build(row, "") for row in rows]
-    except (*db.CONFUSED, CorruptionError, DBAPIError):
+    except (*database.CONFUSED, CorruptionError, DBAPIError):
         pass  # read once more, with care
     return [build(row, "; ".join(map(str, cells))) for row, cells in _carefully(conn, statement, named)]
 
@@ -140,7 +139,7 @@ def told(conn: Connection, cells: Sequence[Cell | str]) -> str:
     where = "; ".join(map(str, cells[:_NAMED])) or "a row cannot be read"
     more = f"; and {len(cells) - _NAMED} more" if len(cells) > _NAMED else ""
     return (
-        f"{db.database_path(conn.engine)}: expected what this library wrote, but the record is damaged: {where}{more}. "
+        f"{database.of(conn).name}: expected what this library wrote, but the record is damaged: {where}{more}. "
         "The weight files are untouched. `weightledger verify` lists every damaged row; restore the database from a "
         "backup, or use what is not damaged."
     )
@@ -190,7 +189,7 @@ def _carefully(
     )
     names = [str(each.name) for each in statement.selected_columns]
     shape: Any = namedtuple("Row", names)  # type: ignore[misc]
-    with db.lenient(conn):
+    with database.of(conn).lenient(conn):
         found = conn.execute(raw, named).all()
     for row in found:
         rest = iter(row[len(columns) :])
@@ -335,7 +334,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 def survey(conn: Connection, most: int = _MOST) -> list[Cell]:
     """Return the damaged cells of the whole record, of more than `most` only the first; reads every row."""
-    with db.lenient(conn):
+    with database.of(conn).lenient(conn):
         return list(islice(_everywhere(conn), most))
 
 
@@ -359,7 +358,7 @@ def _everywhere(conn: Connection) -> Iterator[Cell]:
         cursor = conn.execute(select(*(type_coerce(each, NULLTYPE) for each in table.c)))
         for rows in cursor.partitions(_CHUNK):
             yield from _damaged_among(table, rows)
-    for name, key, column, target in db.broken_references(conn):
+    for name, key, column, target in database.of(conn).broken_references(conn):
         yield Cell(name, (key,), column, f"expected to point at a row of {target}, which is not there")
     highest = select(func.coalesce(func.max(VersionRow.number), 0)).where(VersionRow.policy_id == Policy.id)
     behind = select(Policy.id, Policy.last_number).where(Policy.last_number < highest.scalar_subquery())

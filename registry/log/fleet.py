@@ -318,7 +318,7 @@ def intend(ledger: Ledger, conn: Connection, pushes: Sequence[Push]) -> int:
         NotFoundError: a version has no row.
     """
     # Others believe a pending push for as long as they see this run alive.
-    ledger.runs.look_again()
+    ledger.locks.look_again()
     policy, run, at = ledger.policy_ref(conn), ledger.run_id(conn), now()
     order = next_order(ledger, conn)
     wanted = {push.version for push in pushes}

@@ -21,7 +21,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Engine,
     Row,
     Text,
     and_,
@@ -35,9 +34,10 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute
 
 from weightledger.registry import arguments, values
+from weightledger.registry.database import Database
 from weightledger.registry.errors import CorruptionError, NotFoundError
+from weightledger.registry.locks import Locks
 from weightledger.registry.log import audit, damage, heads, resolution
-from weightledger.registry.log import engine as db
 from weightledger.registry.log.audit import PolicyRef
 from weightledger.registry.log.models import (
     VERSION_STATES,
@@ -52,7 +52,6 @@ from weightledger.registry.log.models import (
     fingerprint_of,
 )
 from weightledger.registry.log.refs import Meaning, Ref
-from weightledger.registry.log.runs import RunKeeper
 from weightledger.registry.log.staleness import lineage_of
 from weightledger.registry.log.statements import Statement
 from weightledger.registry.records import Pin, Version
@@ -175,9 +174,9 @@ def now() -> datetime:
 class Ledger:
     """Reads and writes the log of one policy in one database."""
 
-    def __init__(self, engine: Engine, runs: RunKeeper, policy: str) -> None:
-        self.engine = engine
-        self.runs = runs
+    def __init__(self, database: Database, locks: Locks, policy: str) -> None:
+        self.database = database
+        self.locks = locks
         self.policy = policy
         self._known: PolicyRef | None = None
         self._recorded_run: str | None = None
@@ -190,17 +189,17 @@ class Ledger:
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Open a consistent view of the database."""
-        return db.reading(self.engine)
+        return self.database.reading()
 
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[Connection]:
         """Open a writing transaction; it commits at the end of the block, or leaves nothing.
 
         Args:
-            durable: as in `engine.writing`.
+            durable: as in `Database.writing`.
         """
         try:
-            with db.writing(self.engine, durable=durable) as conn:
+            with self.database.writing(durable=durable) as conn:
                 yield conn
         except BaseException:
             # They may have been seen inside of the transaction that is undone now.
@@ -233,7 +232,7 @@ class Ledger:
 
     def run_id(self, conn: Connection) -> str:
         """Return this process's run, recording it once."""
-        run = self.runs.current()
+        run = self.locks.current()
         if self._recorded_run != run.id:
             if conn.scalar(_RUN, {"run": run.id}) is None:
                 conn.execute(
@@ -271,7 +270,7 @@ class Ledger:
         if not lines:
             return
         policy, run, at = self.policy_ref(conn), self.run_id(conn), now()
-        user = self.runs.current().user
+        user = self.locks.current().user
         _ADD_EVENT.run_each(
             conn,
             ("kind", "version", "worker", "reason", "details"),

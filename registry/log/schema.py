@@ -16,18 +16,15 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, Select, String, column, func, insert, select, table
+from sqlalchemy import Connection, Select, String, column, func, insert, select, table
 
-from weightledger.registry import files
-from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError, SchemaError
-from weightledger.registry.log import engine as database
+from weightledger.registry.database import Database
+from weightledger.registry.errors import InUseError, NotFoundError, SchemaError
 from weightledger.registry.log.models import About
-from weightledger.registry.log.runs import file_lock
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -51,16 +48,14 @@ def _new_thread_lock() -> None:
 os.register_at_fork(after_in_child=_new_thread_lock)
 
 
-def ensure(target: Engine | Path, *, create: bool, migrate: bool) -> str:
+def ensure(database: Database, *, create: bool, migrate: bool) -> str:
     """Bring a registry's database to the state that this version of the library uses.
 
     All or nothing: on error, and when the process is killed, the database stays as it was.
 
     Args:
-        target: The engine, or the path, of the database file.
-
+        database: The database, which need not be there.
         create: Make a missing database, and complete an empty one.
-
         migrate: Upgrade an older one.
 
     Returns:
@@ -68,42 +63,29 @@ def ensure(target: Engine | Path, *, create: bool, migrate: bool) -> str:
 
     Raises:
         NotFoundError: There is no database and `create` is off.
-
         SchemaError: It was written by a newer version of the library, by another program, or by an older version
             and `migrate` is off.
-
-        CorruptionError: The file is damaged, or no database, or lost while its snapshots are there.
-
+        CorruptionError: It is damaged, or no database, or lost while its snapshots are there.
         InUseError: Another process is making or upgrading it for longer than `LOCK_SECONDS`.
     """
-    if isinstance(target, Path):
-        engine = database.open_engine(target)
-        try:
-            return ensure(engine, create=create, migrate=migrate)
-        finally:
-            engine.dispose()
-    engine = target
-    path = database.database_path(engine)
-    identity = _identity(engine) if files.is_there(path) else None
+    identity = _identity(database) if database.exists() else None
     if identity is None:
-        _refuse(engine, create=create, migrate=migrate)
-        _make_folder(path.parent)
-        with _alone(path):
+        _refuse(database, create=create, migrate=migrate)
+        with _alone(database):
             # Somebody else may have done it since the first look.
-            identity = _identity(engine) if files.is_there(path) else None
+            identity = _identity(database) if database.exists() else None
             if identity is None:
-                if not files.is_there(path) or revision(engine) is None:
-                    _refuse_lost(path)
-                _make_file(path)
-                _refuse(engine, create=create, migrate=migrate)
-                identity = _upgrade(engine)
-            database.use_write_ahead_log(engine)
+                if not database.exists() or revision(database) is None:
+                    database.make()
+                _refuse(database, create=create, migrate=migrate)
+                identity = _upgrade(database)
+            database.tune()  # while nobody else has it open
     else:
-        database.use_write_ahead_log(engine)
+        database.tune()
     return identity
 
 
-def revision(engine: Engine) -> str | None:
+def revision(database: Database) -> str | None:
     """Return the revision that a database is at; None for one without tables.
 
     Raises:
@@ -111,14 +93,14 @@ def revision(engine: Engine) -> str | None:
 
         SchemaError: The database belongs to another program.
     """
-    with database.reading(engine) as connection:
+    with database.reading() as connection:
         tables = database.table_names(connection)
         found = connection.execute(_REVISION).scalars().all() if "alembic_version" in tables else []
     if len(found) == 1 and ("about" in tables or found[0] != HEAD):
         return str(found[0])
     if tables - {"alembic_version"}:
         raise SchemaError(
-            f"{database.database_path(engine)}: expected a registry's database, found one of another program, with "
+            f"{database.name}: expected a registry's database, found one of another program, with "
             f"the tables {', '.join(sorted(tables))}. Nothing was written. Choose another folder."
         )
     return None
@@ -138,25 +120,25 @@ def alembic_config(connection: Connection | None = None) -> Config:
     return config
 
 
-def _identity(engine: Engine) -> str | None:
+def _identity(database: Database) -> str | None:
     """Return the identity of a database that is ready for use, else None."""
-    if revision(engine) != HEAD:
+    if revision(database) != HEAD:
         return None
-    with database.reading(engine) as connection:
+    with database.reading() as connection:
         return connection.execute(select(About.uuid)).scalar()
 
 
-def _refuse(engine: Engine, *, create: bool, migrate: bool) -> None:
+def _refuse(database: Database, *, create: bool, migrate: bool) -> None:
     """Raise unless what is missing may be made and what is old may be upgraded."""
-    path = database.database_path(engine)
-    if not files.is_there(path):
+    path = database.name
+    if not database.exists():
         if not create:
             raise NotFoundError(
                 f"{path}: expected a registry's database, found no such file. Check the path, or make a new registry "
                 "with `Registry.open(...)` or `weightledger publish`."
             )
         return
-    found = revision(engine)
+    found = revision(database)
     if found is None or found == HEAD:
         if not create:
             raise NotFoundError(
@@ -176,19 +158,6 @@ def _refuse(engine: Engine, *, create: bool, migrate: bool) -> None:
         )
 
 
-def _refuse_lost(path: Path) -> None:
-    """Raise if there is no log, but what it told of: a new one would begin at version 1 again."""
-    snapshots = path.parent / "snapshots"
-    with _refusals(path):
-        count = sum(1 for _ in snapshots.glob("*.safetensors")) if snapshots.is_dir() else 0
-    if count:
-        raise CorruptionError(
-            f"{path}: expected the log of the {count} snapshot files beside it, found "
-            f"{'an empty file' if files.is_there(path) else 'no file'}. Nothing was written. "
-            "Put the database back from a backup, or choose another folder."
-        )
-
-
 def _known_revisions() -> set[str]:
     with _quietly():
         from alembic.script import ScriptDirectory
@@ -197,38 +166,17 @@ def _known_revisions() -> set[str]:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(database: Database) -> Iterator[None]:
     lock = _migrating
     if not lock.acquire(timeout=LOCK_SECONDS):
         raise InUseError(
-            f"{path}: another thread of this process is upgrading a registry for {LOCK_SECONDS:g} s."
+            f"{database.name}: another thread of this process is upgrading a registry for {LOCK_SECONDS:g} s."
         )
     try:
-        with file_lock(path.parent / "locks" / "schema", what=f"the schema of {path}", timeout=LOCK_SECONDS):
+        with database.migrating(LOCK_SECONDS):
             yield
     finally:
         lock.release()
-
-
-def _make_folder(folder: Path) -> None:
-    with _refusals(folder):
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for each in missing:
-            files.sync_folder(each.parent)
-
-
-def _make_file(path: Path) -> None:
-    with _refusals(path):
-        os.close(files.open_regular(path, os.O_WRONLY | os.O_CREAT))
-        files.sync_folder(path.parent)
-
-
-def _refusals(path: Path) -> AbstractContextManager[None]:
-    return files.refusals(
-        f"{path}: no registry can be made here",
-        "Mend the permissions of the folder, or choose another one.",
-    )
 
 
 @contextmanager
@@ -249,18 +197,18 @@ def _quietly() -> Iterator[None]:
             talker.removeFilter(is_to_tell)
 
 
-def _upgrade(engine: Engine) -> str:
+def _upgrade(database: Database) -> str:
     with _quietly():
-        return _upgrade_aloud(engine)
+        return _upgrade_aloud(database)
 
 
-def _upgrade_aloud(engine: Engine) -> str:
+def _upgrade_aloud(database: Database) -> str:
     from alembic import command
 
-    with database.rebuilding(engine) as connection:
-        before = _row_counts(connection)
+    with database.rebuilding() as connection:
+        before = _row_counts(database, connection)
         command.upgrade(alembic_config(connection), "head")
-        after = _row_counts(connection)
+        after = _row_counts(database, connection)
         lost = [
             f"{name} ({rows} → {after[name]})"
             for name, rows in before.items()
@@ -268,7 +216,7 @@ def _upgrade_aloud(engine: Engine) -> str:
         ]
         if lost:
             raise SchemaError(
-                f"{database.database_path(engine)}: the upgrade to {HEAD} would have lost rows of {', '.join(lost)}; "
+                f"{database.name}: the upgrade to {HEAD} would have lost rows of {', '.join(lost)}; "
                 "it was undone. Keep using the older version of the library and report this."
             )
         identity = connection.execute(select(About.uuid)).scalar()
@@ -278,7 +226,7 @@ def _upgrade_aloud(engine: Engine) -> str:
     return identity
 
 
-def _row_counts(connection: Connection) -> dict[str, int]:
+def _row_counts(database: Database, connection: Connection) -> dict[str, int]:
     return {
         name: connection.execute(select(func.count()).select_from(table(name))).scalar_one()
         for name in database.table_names(connection) - {"alembic_version"}

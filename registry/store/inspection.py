@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, or_, select
 
 from weightledger.registry.errors import CorruptionError, StorageError
+from weightledger.registry.locks import Locks
 from weightledger.registry.log import damage
-from weightledger.registry.log.engine import broken_pages, database_path
 from weightledger.registry.log.ledger import FileEntry, Ledger
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
 from weightledger.registry.log.refs import Meaning
-from weightledger.registry.log.runs import policy_is_locked
 from weightledger.registry.records import Fault, FaultKind
 from weightledger.registry.store.arriving import Arrival
 from weightledger.registry.store.recovery import is_written
@@ -77,13 +75,15 @@ def _reading(what: str) -> Iterator[None]:
         raise type(error)(f"{what} cannot be read: {error}") from error
 
 
-def check_there(store: SnapshotStore, file: FileEntry, what: str) -> None:
-    """Make sure that a file is there and has its size, without reading it.
+def check_there(ledger: Ledger, store: SnapshotStore, conn: Connection, number: int) -> None:
+    """Make sure that the file of a stored version is there and has its size, without reading it.
 
     Raises:
         CorruptionError: it is missing, or longer or shorter than it was.
         StorageError: nobody can look, or it is no regular file.
     """
+    what = f"v{number} of policy {ledger.policy!r}"
+    file, _ = ledger.files_of(conn, number)
     with _reading(what):
         size = store.size(file.uri)
     if size != file.file_bytes:
@@ -132,7 +132,7 @@ class _Stored:
     versions: tuple[int, ...]
 
 
-def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | None) -> list[Fault]:
+def verify(ledger: Ledger, store: SnapshotStore, ref: Meaning | None) -> list[Fault]:
     """Re-read the files of one version, or of all and look for strays and at the whole record. Changes nothing."""
     with ledger.reading() as conn:
         number = None if ref is None else ledger.usable(conn, ref, "verify").number
@@ -151,22 +151,22 @@ def verify(ledger: Ledger, store: SnapshotStore, folder: Path, ref: Meaning | No
             named = select(Snapshot.uri).where(Snapshot.stored | Snapshot.deleting)
             known = {uri for uri, _ in damage.listed(conn, named, {}, lambda row, why: (row.uri, why))}
             unfinished = _unfinished(conn)
-        dead = _without_writer(ledger, folder, unfinished)
+        dead = _without_writer(ledger, unfinished)
         strays = set(present) - known - (unfinished.keys() - dead)
         if strays:
             strays &= set(store.uris())  # what a prune beside this took away meanwhile is no stray
         nameless = "no row that can be read names this file; keep it" if damaged else _NAMELESS
         faults += [Fault("stray", uri, (), _LEFT if uri in dead else nameless) for uri in sorted(strays)]
-        faults += [Fault("stray", file_id, (), _LEFT) for file_id in _abandoned(store, folder)]
+        faults += [Fault("stray", file_id, (), _LEFT) for file_id in _abandoned(store, ledger.locks)]
     return damaged + faults
 
 
 def _damaged_rows(ledger: Ledger, conn: Connection) -> list[Fault]:
-    policy, path = ledger.find_policy(conn), database_path(conn.engine).name
+    policy, path = ledger.find_policy(conn), ledger.database.label
     return [
         Fault("damaged", path, () if policy is None else damage.versions_at(conn, policy, cell), str(cell))
         for cell in damage.survey(conn)
-    ] + [Fault("damaged", path, (), text) for text in broken_pages(conn)]
+    ] + [Fault("damaged", path, (), text) for text in ledger.database.broken_pages(conn)]
 
 
 def _damaged_structure(ledger: Ledger, conn: Connection, number: int) -> list[Fault]:
@@ -174,13 +174,13 @@ def _damaged_structure(ledger: Ledger, conn: Connection, number: int) -> list[Fa
         ledger.stored_as(conn, number)
         ledger.extra_stored_as(conn, number)
     except CorruptionError as error:
-        return [Fault("damaged", database_path(conn.engine).name, (number,), str(error))]
+        return [Fault("damaged", ledger.database.label, (number,), str(error))]
     return []
 
 
-def _abandoned(store: SnapshotStore, folder: Path) -> list[str]:
+def _abandoned(store: SnapshotStore, locks: Locks) -> list[str]:
     """Return temporary files whose writer is dead: nobody holds their policy's lock."""
-    found = [file_id for file_id in store.leftovers() if not is_written(folder, file_id)]
+    found = [file_id for file_id in store.leftovers() if not is_written(locks, file_id)]
     # Listed again: what was committed or aborted meanwhile is no leftover.
     left = set(store.leftovers()) if found else set()
     return [file_id for file_id in found if file_id in left]
@@ -231,11 +231,11 @@ def _stored_files(ledger: Ledger, conn: Connection, number: int | None) -> Itera
         yield _Stored(file, tuple(versions[key]))
 
 
-def _without_writer(ledger: Ledger, folder: Path, unfinished: Mapping[str, str]) -> set[str]:
+def _without_writer(ledger: Ledger, unfinished: Mapping[str, str]) -> set[str]:
     """Return those unfinished files whose writer is dead."""
     if not unfinished:
         return set()
-    free = {policy for policy in unfinished.values() if not policy_is_locked(folder, policy)}
+    free = {policy for policy in unfinished.values() if not ledger.locks.policy_is_held(policy)}
     # A writer keeps the lock until its row is settled, so a row that outlives a free lock has none.
     with ledger.reading() as conn:
         still = _unfinished(conn)

@@ -63,7 +63,7 @@ def prune(
     with ledger.reading() if dry_run else ledger.writing() as conn:
         forgotten: list[tuple[int, str]] = []
         if forget_worker is not None:
-            forgotten = fleet.forgettable(ledger, conn, forget_worker, ledger.runs.alive)
+            forgotten = fleet.forgettable(ledger, conn, forget_worker, ledger.locks.alive)
         # Only what has its weights: a prune must not cost more with every version that was pruned before.
         versions = ledger.kept_versions(conn)
         files = ledger.files_by_number(conn)
@@ -154,7 +154,7 @@ def _holders(
         .join(Worker, Worker.id == HoldingRow.worker_id)
         .where(HoldingRow.policy_id == policy.id, HoldingRow.ended_at.is_(None))
     ).all()
-    living = {run: ledger.runs.alive(run) for run in {row.run_id for row in rows}}
+    living = {run: ledger.locks.alive(run) for run in {row.run_id for row in rows}}
     open_rows = [
         (row.number, row.name if living[row.run_id] else f"{row.name} (its run is gone)", row.confirmed_at)
         for row in rows
@@ -198,7 +198,7 @@ def _needed(ledger: Ledger, conn: Connection, partners: Sequence[_Named]) -> dic
         else:
             released.setdefault(each.policy, []).append(each)
     for name, versions in released.items():
-        other = Ledger(ledger.engine, ledger.runs, name)
+        other = Ledger(ledger.database, ledger.locks, name)
         wanted = {number for number, _ in retention.reasons_of(_needs(other, conn))}
         needed.update({each.weights: _shared(each) for each in versions if each.key[1] in wanted})
     return needed
@@ -269,7 +269,7 @@ def _tell_others(ledger: Ledger, conn: Connection, others: Iterable[_Named]) -> 
     for each in others:
         numbers.setdefault(each.policy, []).append(each.key[1])
     for name, gone in numbers.items():
-        Ledger(ledger.engine, ledger.runs, name).event(
+        Ledger(ledger.database, ledger.locks, name).event(
             conn,
             "prune",
             reason=f"policy {ledger.policy!r} let go of the same content",

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -26,9 +25,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from weightledger.registry import arguments, values
 from weightledger.registry.errors import InUseError, InvalidWeightsError, NotFoundError, WeightLedgerError
+from weightledger.registry.locks import file_tag
 from weightledger.registry.log import steering, versioning
 from weightledger.registry.log.ledger import Entry, FileEntry, Ledger, NewFile
-from weightledger.registry.log.runs import file_tag, policy_lock
 from weightledger.registry.log.versioning import Opened, Standing
 from weightledger.registry.records import Version
 from weightledger.registry.store.inspection import is_whole
@@ -95,10 +94,9 @@ class Loan:
 class Publisher:
     """Makes versions of one policy."""
 
-    def __init__(self, ledger: Ledger, store: SnapshotStore, folder: Path) -> None:
+    def __init__(self, ledger: Ledger, store: SnapshotStore) -> None:
         self.ledger = ledger
         self.store = store
-        self.folder = folder
         self._packer = Packer()
         self._buffer = threading.Lock()
         self._held_digest: str | None = None
@@ -190,7 +188,7 @@ class Publisher:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only writer of this policy."""
-        with policy_lock(self.folder, self.ledger.policy):
+        with self.ledger.locks.policy(self.ledger.policy):
             yield
 
     def recover(self) -> None:

@@ -7,20 +7,18 @@ its files are deleted, and they keep a mark until they are gone, so that whoever
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from pathlib import Path
 
-from sqlalchemy import Engine, or_, select, update
+from sqlalchemy import or_, select, update
 
+from weightledger.registry.database import Database
 from weightledger.registry.errors import StorageError
+from weightledger.registry.locks import Locks
 from weightledger.registry.log import versioning
-from weightledger.registry.log.engine import reading
 from weightledger.registry.log.ledger import Ledger
 from weightledger.registry.log.models import Policy, Snapshot, VersionRow
-from weightledger.registry.log.runs import RunKeeper, tag_is_locked, try_policy_lock, try_tag_lock
 from weightledger.registry.logs import log
 from weightledger.registry.store.snapshots import SnapshotStore
 
@@ -34,21 +32,21 @@ _UNDELETED = (
 )
 
 
-def recover(engine: Engine, runs: RunKeeper, store: SnapshotStore, folder: Path) -> None:
+def recover(database: Database, locks: Locks, store: SnapshotStore) -> None:
     """Tell apart what dead writers of any policy left; policies with a live writer are passed by.
 
-    A folder that this process may not write to is left as it is: a reader has nothing to mend there.
+    A registry that this process may not write to is left as it is: a reader has nothing to mend there.
     """
-    if not os.access(folder, os.W_OK):
+    if database.read_only:
         return
-    with reading(engine) as conn:
+    with database.reading() as conn:
         names = conn.scalars(select(Policy.name).where(or_(_WRITING.exists(), _UNDELETED.exists()))).all()
     for name in sorted(names):
         with ExitStack() as stack:
-            if stack.enter_context(try_policy_lock(folder, name)):
-                recover_locked(Ledger(engine, runs, name), store)
+            if stack.enter_context(locks.try_policy(name)):
+                recover_locked(Ledger(database, locks, name), store)
     for tag in sorted(set(filter(None, map(tag_of, store.leftovers())))):
-        with try_tag_lock(folder, tag) as free:
+        with locks.try_tag(tag) as free:
             # Listed again: who held the lock until now may have committed or removed its own.
             for file_id in store.leftovers() if free else ():
                 if tag_of(file_id) == tag:
@@ -99,10 +97,10 @@ def delete_marked(ledger: Ledger, store: SnapshotStore, marked: Iterable[tuple[i
     return failed
 
 
-def is_written(folder: Path, file_id: str) -> bool:
+def is_written(locks: Locks, file_id: str) -> bool:
     """Tell whether a temporary file may have a living writer."""
     tag = tag_of(file_id)
-    return tag is not None and tag_is_locked(folder, tag)
+    return tag is not None and locks.tag_is_held(tag)
 
 
 def tag_of(file_id: str) -> str | None:

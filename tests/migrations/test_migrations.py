@@ -12,13 +12,12 @@ from alembic.config import CommandLine
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Engine
 from torch import nn
 
 from tests.registry.rows import Rows, identity, row_counts
 from weightledger.registry import InvalidWeightsError, Registry
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import audit, schema
-from weightledger.registry.log.engine import open_engine, reading, rebuilding, table_names
 from weightledger.registry.log.models import Base, PolicyRef
 
 DATA = Path(__file__).parent / "data"
@@ -38,16 +37,16 @@ def alembic(folder: Path, *arguments: str) -> None:
 
 def test_the_migrations_make_what_the_models_say(tmp_path: Path) -> None:
     rows = Rows(tmp_path)
-    with reading(rows.engine) as conn:
+    with rows.database.reading() as conn:
         context = MigrationContext.configure(
             conn, opts={"compare_type": True, "compare_server_default": True}
         )
         assert compare_metadata(context, Base.metadata) == []
 
 
-def statements(engine: Engine) -> dict[str, set[str]]:
+def statements(database: SqliteDatabase) -> dict[str, set[str]]:
     """What makes each table and index, clause by clause: SQLite keeps the text, and what was added stands last."""
-    with reading(engine) as conn:
+    with database.reading() as conn:
         rows = conn.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").all()
     return {name: clauses(sql) for name, sql in rows}
 
@@ -67,11 +66,11 @@ def clauses(sql: str) -> set[str]:
 
 def test_checks_and_conditions_of_indices_are_those_of_the_models_too(tmp_path: Path) -> None:
     """Alembic's own comparison passes over checks, names of keys, and over what a partial index leaves out."""
-    migrated = statements(Rows(tmp_path / "migrated").engine)
+    migrated = statements(Rows(tmp_path / "migrated").database)
     path = tmp_path / "made.db"
     path.touch()
-    made = open_engine(path)
-    with rebuilding(made) as conn:
+    made = SqliteDatabase(path)
+    with made.rebuilding() as conn:
         Base.metadata.create_all(conn)
     del migrated["alembic_version"]
     assert migrated == statements(made)
@@ -79,15 +78,15 @@ def test_checks_and_conditions_of_indices_are_those_of_the_models_too(tmp_path: 
 
 def test_the_way_down_and_up_again_ends_where_it_began(tmp_path: Path) -> None:
     rows = Rows(tmp_path)
-    with reading(rows.engine) as conn:
-        tables = table_names(conn)
-    with rebuilding(rows.engine) as conn:
+    with rows.database.reading() as conn:
+        tables = rows.database.table_names(conn)
+    with rows.database.rebuilding() as conn:
         command.downgrade(schema.alembic_config(conn), "base")
-        assert table_names(conn) == {"alembic_version"}
+        assert rows.database.table_names(conn) == {"alembic_version"}
     # What was taken down to nothing counts as never completed.
-    schema.ensure(rows.engine, create=True, migrate=True)
-    with reading(rows.engine) as conn:
-        assert table_names(conn) == tables
+    schema.ensure(rows.database, create=True, migrate=True)
+    with rows.database.reading() as conn:
+        assert rows.database.table_names(conn) == tables
         assert compare_metadata(MigrationContext.configure(conn), Base.metadata) == []
 
 
@@ -96,11 +95,11 @@ def test_every_revision_has_a_kept_database_that_opens(revision: str, tmp_path: 
     """SQL-06, from each historic schema, filled: the rows of every table are there afterwards."""
     path = tmp_path / "registry.db"
     shutil.copy(DATA / f"{revision}.db", path)
-    before = row_counts(open_engine(path)) if revision == schema.HEAD else None
-    made = schema.ensure(path, create=False, migrate=True)
-    engine = open_engine(path)
-    assert identity(engine) == made
-    after = row_counts(engine)
+    before = row_counts(SqliteDatabase(path)) if revision == schema.HEAD else None
+    made = schema.ensure(SqliteDatabase(path), create=False, migrate=True)
+    database = SqliteDatabase(path)
+    assert identity(database) == made
+    after = row_counts(database)
     assert all(after.values()), after
     assert before is None or after == before
 
@@ -108,9 +107,9 @@ def test_every_revision_has_a_kept_database_that_opens(revision: str, tmp_path: 
 def test_what_was_recorded_in_a_kept_database_is_still_answered(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     shutil.copy(DATA / "0001.db", path)
-    schema.ensure(path, create=False, migrate=True)
+    schema.ensure(SqliteDatabase(path), create=False, migrate=True)
     policy = PolicyRef(1, "default")
-    with reading(open_engine(path)) as conn:
+    with SqliteDatabase(path).reading() as conn:
         (worker,) = audit.workers(conn, policy, alive=lambda run: True)
         assert (worker.name, worker.held, worker.target, worker.staleness) == ("w0", 3, 3, 0)
         held = audit.history(conn, policy, version=1, alive=lambda run: True)
@@ -164,11 +163,11 @@ def test_a_damaged_head_of_the_first_schema_is_no_hindrance(tmp_path: Path) -> N
 def test_pins_of_equal_words_become_one_on_the_way_down(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     shutil.copy(DATA / "0002.db", path)
-    with rebuilding(open_engine(path)) as conn:
+    with SqliteDatabase(path).rebuilding() as conn:
         command.downgrade(schema.alembic_config(conn), "0001")
         pins = conn.exec_driver_sql("SELECT worker, version_id FROM pins ORDER BY id").all()
         assert pins == [("eval-*", None), ("w1", 2), ("env[12]", 2)]
-    assert statements(open_engine(path)) == statements(open_engine(DATA / "0001.db", read_only=True))
+    assert statements(SqliteDatabase(path)) == statements(SqliteDatabase(DATA / "0001.db", read_only=True))
 
 
 def test_migration_files_are_called_by_their_revision() -> None:
@@ -180,12 +179,12 @@ def test_migration_files_are_called_by_their_revision() -> None:
 
 def test_developers_reach_a_registry_with_alembic_itself(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "a?b#c%20d")
-    rows.engine.dispose()
+    rows.database.engine.dispose()
     alembic(rows.path.parent, "check")
     alembic(rows.path.parent, "downgrade", "base")
-    assert schema.revision(rows.engine) is None
+    assert schema.revision(rows.database) is None
     alembic(rows.path.parent, "upgrade", "head")
-    schema.ensure(rows.path, create=True, migrate=True)
+    schema.ensure(rows.database, create=True, migrate=True)
 
 
 def test_alembic_without_a_registry_says_how_to_name_one() -> None:
@@ -199,7 +198,7 @@ def test_a_new_migration_starts_from_the_template_with_its_rules(tmp_path: Path)
     scripts = tmp_path / "scripts"
     shutil.copytree(ROOT / "migrations", scripts)
     rows = Rows(tmp_path / "registry")
-    with rebuilding(rows.engine) as conn:
+    with rows.database.rebuilding() as conn:
         config = schema.alembic_config(conn)
         config.set_main_option("script_location", str(scripts))
         command.revision(config, "colours", rev_id="0003", autogenerate=True)

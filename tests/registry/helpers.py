@@ -87,10 +87,10 @@ def files(registry: Registry) -> list[str]:
 
 def hold(registry: Registry, worker: str, number: int, *, confirm: bool = True) -> None:
     """Let a worker hold a version by a push and, if confirmed, its receipt, as an updater does."""
-    registry.runs.keep_alive()
+    registry.locks.keep_alive()
     digest = registry.get(number).digest
     with registry.ledger.writing() as conn:
-        (claim,) = fleet.claim(registry.ledger, conn, [worker], registry.runs.alive)
+        (claim,) = fleet.claim(registry.ledger, conn, [worker], registry.locks.alive)
         order = fleet.intend(registry.ledger, conn, [fleet.Push(claim.id, number, digest)])
     if confirm:
         with registry.ledger.writing() as conn:

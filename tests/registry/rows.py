@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, func, insert, select, update
+from sqlalchemy import func, insert, select, update
 
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
-from weightledger.registry.log.engine import open_engine, reading, writing
 from weightledger.registry.log.models import (
     About,
     Alias,
@@ -63,8 +63,8 @@ class Rows:
 
     def __init__(self, folder: Path, policy: str = "default") -> None:
         self.path = folder / "registry.db"
-        self.engine: Engine = open_engine(self.path)
-        schema.ensure(self.engine, create=True, migrate=True)
+        self.database = SqliteDatabase(self.path)
+        schema.ensure(self.database, create=True, migrate=True)
         self._add(Run, id=RUN, user="ada", host="host", pid=1, program="train.py", started_at=START)
         self.policy = self.add_policy(policy)
         self._add(Structure, id=1, fingerprint=hashlib.sha256(b"{}").hexdigest(), body="{}")
@@ -90,7 +90,7 @@ class Rows:
     ) -> int:
         """Add a publish, or with `restores` a rollback; its content is called like its number."""
         content = number if content is None else content
-        with writing(self.engine) as conn:
+        with self.database.writing() as conn:
             conn.execute(
                 update(Policy)
                 .where(Policy.id == self.policy.id, Policy.last_number < number)
@@ -152,7 +152,7 @@ class Rows:
         how: str | None = None,
     ) -> int:
         """Add a push, with its times in minutes; a holding once it is confirmed."""
-        with reading(self.engine) as conn:
+        with self.database.reading() as conn:
             version, content = conn.execute(
                 select(VersionRow.id, VersionRow.digest).where(
                     VersionRow.policy_id == self.policy.id, VersionRow.number == number
@@ -178,7 +178,7 @@ class Rows:
     def pin(
         self, worker: str, version: int | None = None, alias: str | None = None, *, literal: bool = False
     ) -> int:
-        with reading(self.engine) as conn:
+        with self.database.reading() as conn:
             key = conn.scalar(
                 select(VersionRow.id).where(
                     VersionRow.policy_id == self.policy.id, VersionRow.number == version
@@ -234,24 +234,24 @@ class Rows:
         self.event("rollback", 3, version=3)
 
     def counts(self) -> dict[str, int]:
-        return row_counts(self.engine)
+        return row_counts(self.database)
 
     def _add(self, table: type[Base], **values: Any) -> Any:
-        with writing(self.engine) as conn:
+        with self.database.writing() as conn:
             key = conn.execute(insert(table).values(**values)).inserted_primary_key
         assert key is not None
         return key[0]
 
 
-def row_counts(engine: Engine) -> dict[str, int]:
+def row_counts(database: SqliteDatabase) -> dict[str, int]:
     """Count the rows of every table."""
-    with reading(engine) as conn:
+    with database.reading() as conn:
         return {
             table.name: conn.execute(select(func.count()).select_from(table)).scalar_one()
             for table in Base.metadata.sorted_tables
         }
 
 
-def identity(engine: Engine) -> str:
-    with reading(engine) as conn:
+def identity(database: SqliteDatabase) -> str:
+    with database.reading() as conn:
         return conn.execute(select(About.uuid)).scalar_one()

@@ -18,7 +18,7 @@ import torch
 from tests.registry.helpers import exit_code_of, file_of, files, in_child, publish_many, value_of, weights
 from weightledger.registry import CorruptionError, Registry, StorageError, WeightLedgerError
 from weightledger.registry import files as own_files
-from weightledger.registry.log.runs import RunKeeper, policy_lock, policy_lock_file, try_policy_lock
+from weightledger.registry.locks.folder import FolderLocks
 from weightledger.registry.store import snapshots
 from weightledger.registry.store.snapshots import LocalSnapshots
 
@@ -120,12 +120,12 @@ def test_a_snapshots_folder_may_be_a_link(tmp_path: Path) -> None:
 def test_a_lock_that_is_no_file_is_refused_and_what_it_leads_to_stays(tmp_path: Path, kind: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"x" * 2000)
-    put(kind, policy_lock_file(tmp_path, "main"), precious)
-    with pytest.raises(StorageError, match="policy-"), policy_lock(tmp_path, "main", timeout=1):
+    put(kind, FolderLocks(tmp_path).policy_file("main"), precious)
+    with pytest.raises(StorageError, match="policy-"), FolderLocks(tmp_path).policy("main", timeout=1):
         pass
-    with pytest.raises(StorageError, match="policy-"), try_policy_lock(tmp_path, "main"):
+    with pytest.raises(StorageError, match="policy-"), FolderLocks(tmp_path).try_policy("main"):
         pass
-    keeper = RunKeeper(tmp_path)
+    keeper = FolderLocks(tmp_path)
     put(kind, tmp_path / "locks" / f"run-{keeper.current().id}", precious)
     with pytest.raises(StorageError, match="run-"):
         keeper.keep_alive()
@@ -138,10 +138,10 @@ def test_a_lock_that_has_a_second_name_is_held_and_not_written_to(tmp_path: Path
     """As in a copy of hard links, or if somebody gave their own file the lock's name."""
     precious = tmp_path / "precious"
     precious.write_bytes(b"x" * 2000)
-    lock = policy_lock_file(tmp_path, "main")
+    lock = FolderLocks(tmp_path).policy_file("main")
     lock.parent.mkdir()
     lock.hardlink_to(precious)
-    with policy_lock(tmp_path, "main"), try_policy_lock(tmp_path, "main") as mine:
+    with FolderLocks(tmp_path).policy("main"), FolderLocks(tmp_path).try_policy("main") as mine:
         assert not mine
     assert precious.read_bytes() == b"x" * 2000
 

@@ -36,7 +36,7 @@ def test_a_pin_holds_whatever_the_head_does(registry: Registry) -> None:
     assert registry.target("w").number == 2 and registry.target("other").number == 7
     (pin,) = registry.pins()
     assert (pin.worker, pin.ref, pin.version, pin.reason) == ("w", 2, 2, "evaluation")
-    assert pin.run == registry.runs.current().id
+    assert pin.run == registry.locks.current().id
 
 
 def test_a_pin_to_the_head_is_one_to_its_number(registry: Registry) -> None:

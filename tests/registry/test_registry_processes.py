@@ -477,9 +477,9 @@ def test_rows_that_point_at_nothing_are_refused_in_a_direct_session(tmp_path: Pa
         publish_many(registry, 2)
         hold(registry, "w", 1)
         registry.pin("w", 2)
-        with Session(registry.engine) as session:
+        with Session(registry.database.engine) as session:
             policy = session.scalar(select(Policy.id))
-            run = registry.runs.current().id
+            run = registry.locks.current().id
             common = {
                 "policy_id": policy,
                 "literal": True,
@@ -534,7 +534,7 @@ def test_a_worker_that_a_live_run_steers_is_not_taken_over(tmp_path: Path) -> No
     with Registry.open(tmp_path / "r") as registry:
         publish_many(registry, 2)
         hold(registry, "w", 1)
-        with pytest.raises(InUseError, match=rf"'w'.*'default'.*{registry.runs.current().id}"):
+        with pytest.raises(InUseError, match=rf"'w'.*'default'.*{registry.locks.current().id}"):
             in_child(_take_over, registry.location)
         assert registry.workers()[0].held == 1
 

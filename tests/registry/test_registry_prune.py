@@ -487,7 +487,7 @@ def test_a_worker_of_a_live_run_is_not_forgotten(registry: Registry) -> None:
     publish_many(registry, 5)
     hold(registry, "w1", 1)
     hold(registry, "w2", 2, confirm=False)
-    with pytest.raises(InUseError, match=rf"'w1'.*{registry.runs.current().id}.*close that updater"):
+    with pytest.raises(InUseError, match=rf"'w1'.*{registry.locks.current().id}.*close that updater"):
         registry.prune(keep_last=1, forget_worker="w*")
     with pytest.raises(NotFoundError, match=r"no worker 'x\*' to forget; its workers are: w1, w2"):
         registry.prune(keep_last=1, forget_worker="x*")

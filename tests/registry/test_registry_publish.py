@@ -44,7 +44,7 @@ def test_a_version_says_everything_that_its_publish_said(registry: Registry) -> 
     assert version.digest.startswith("blake3:") and len(version.digest) == 71
     assert before <= version.created_at <= datetime.now(UTC)
     assert version.created_at.utcoffset() == timedelta(0)
-    assert version.run == registry.runs.current().id
+    assert version.run == registry.locks.current().id
     assert registry.get(1) == version
 
 

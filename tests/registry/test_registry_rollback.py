@@ -144,8 +144,8 @@ def test_every_step_of_the_story_is_an_event(registry: Registry) -> None:
     publish_many(registry, 2)
     registry.rollback(1, reason="worse")
     (event,) = registry.events(kind="rollback")
-    assert (event.version, event.reason, event.run) == (3, "worse", registry.runs.current().id)
-    assert event.user == registry.runs.current().user and event.at.tzinfo is not None
+    assert (event.version, event.reason, event.run) == (3, "worse", registry.locks.current().id)
+    assert event.user == registry.locks.current().user and event.at.tzinfo is not None
     assert dict(event.details) == {"restores": 1, "from": 2}
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tests.torture import shim
 from tests.torture.story import Story
 from weightledger.registry import Registry
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
-from weightledger.registry.log.engine import close_engine, open_engine, rebuilding
 from weightledger.registry.store.publishing import INLINE_BYTES
 from weightledger.updater.testing import FakeWorkers
 
@@ -244,10 +244,10 @@ def export(root: Path, story: Story) -> None:
 def older(root: Path, story: Story) -> None:
     """Make a registry, and take it down to the first schema."""
     many_with_names(root, story)
-    engine = open_engine(place(root) / "registry.db")
-    with rebuilding(engine) as conn:
+    database = SqliteDatabase(place(root) / "registry.db")
+    with database.rebuilding() as conn:
         command.downgrade(schema.alembic_config(conn), "0001")
-    close_engine(engine)
+    database.close()
 
 
 SCENARIOS = {

@@ -117,7 +117,7 @@ def _contender(name: str, ask: Question, registry: Registry) -> Contender:
 def _make(folder: Path, count: int, pushes: int) -> Registry:
     """Make a real registry of one version, then write the rest of the record in bulk."""
     with Registry.open(folder) as registry:
-        registry.runs.keep_alive()
+        registry.locks.keep_alive()
         registry.publish({"w": torch.zeros(4)})
     with closing(sqlite3.connect(folder / "registry.db")) as connection:
         connection.executescript("PRAGMA synchronous=OFF; PRAGMA cache_size=-200000")
@@ -128,6 +128,6 @@ def _make(folder: Path, count: int, pushes: int) -> Registry:
                 connection.execute(statement, used)
         connection.commit()
     opened = Registry.open(folder)
-    opened.runs.keep_alive()
+    opened.locks.keep_alive()
     assert len(opened.workers()) == count and all(each.state == "confirmed" for each in opened.workers())
     return opened

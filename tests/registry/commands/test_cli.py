@@ -81,7 +81,7 @@ def weights(seed: int, **more: torch.Tensor) -> dict[str, torch.Tensor]:
 def push(registry: Registry, number: int, *names: str) -> None:
     """Bring workers to a version, as an updater does."""
     with registry.ledger.writing() as conn:
-        claims = fleet.claim(registry.ledger, conn, names, registry.runs.alive)
+        claims = fleet.claim(registry.ledger, conn, names, registry.locks.alive)
     confirm(registry, number, claims, intend(registry, number, claims))
 
 
@@ -114,7 +114,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
     folder = tmp_path_factory.mktemp("runs") / "cartpole"
     moments = {}
     with Registry.open(folder) as registry:
-        registry.runs.keep_alive()
+        registry.locks.keep_alive()
         registry.publish(weights(1), step=100, metrics={"reward": 10.0, "loss": 0.5}, message="first")
         registry.publish(weights(2), step=200, metrics={"reward": 38.0, "loss": 0.25}, metadata={"seed": 3})
         registry.publish(
@@ -133,7 +133,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
         registry.rollback(2, reason="reward collapsed")
         push(registry, 5, "w1", "w3")
         with registry.ledger.writing() as conn:
-            claims = fleet.claim(registry.ledger, conn, ["w2"], registry.runs.alive)
+            claims = fleet.claim(registry.ledger, conn, ["w2"], registry.locks.alive)
         order = intend(registry, 5, claims)
         moments["pushed"] = datetime.now(UTC).isoformat()
         with registry.ledger.writing() as conn:
@@ -178,7 +178,7 @@ def test_the_log_shows_the_lineage_and_who_wrote_it(folder: Path) -> None:
     assert [line.split("  ")[0].rstrip() for line in lines[1:6]] == ["●", "│ ○", "│ ○", "●─╯", "●"]
     assert "⤺ restores v2 [head] reward collapsed" in lines[1]
     assert "[best, pin eval-*]" in lines[4]
-    assert all(Registry.open(folder).runs.current().user in line for line in lines[1:6])
+    assert all(Registry.open(folder).locks.current().user in line for line in lines[1:6])
     assert "\x1b" not in ran.out
     assert "[red]\\x1b[2J" in lines[3]
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tests.registry.damaging import MANY, complaint, copied, make_story, run
 from tests.registry.helpers import memory_folder
 from weightledger.registry import Registry, StorageError
-from weightledger.registry.log.engine import LONGEST_PATH
+from weightledger.registry.database.sqlite import LONGEST_PATH
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from sqlalchemy import Connection, event, insert
 from tests.registry.rows import RUN, START, Rows, digest, minute
 from weightledger.registry.errors import NotFoundError
 from weightledger.registry.log import audit
-from weightledger.registry.log.engine import reading, writing
 from weightledger.registry.log.models import EventRow, HoldingRow, PolicyRef, Run, Worker
 from weightledger.registry.records import Holding, WorkerStatus
 
@@ -34,7 +33,7 @@ def rows(tmp_path: Path) -> Rows:
 
 
 def ask(rows: Rows, question: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with reading(rows.engine) as conn:
+    with rows.database.reading() as conn:
         return question(conn, rows.policy, *arguments, **named)
 
 
@@ -52,7 +51,7 @@ def story_of(rows: Rows, **named: Any) -> list[tuple[str, int, int]]:
 
 
 def staleness(rows: Rows) -> dict[int, int | None]:
-    with reading(rows.engine) as conn:
+    with rows.database.reading() as conn:
         numbers = range(30)
         together = audit.staleness_of(conn, rows.policy, numbers)
         for number in numbers:
@@ -115,7 +114,7 @@ def test_policies_do_not_see_each_other(rows: Rows) -> None:
     rows.holding("w0", 1, 1, 1, 1.1)
     rows.event("publish", 1, version=1)
     other = PolicyRef(rows.add_policy("opponent").id, "opponent")
-    with reading(rows.engine) as conn:
+    with rows.database.reading() as conn:
         assert audit.workers(conn, other, alive) == []
         assert audit.holdings(conn, other, alive=alive) == []
         assert audit.holdings(conn, other, minute(5), alive=alive) == []
@@ -414,7 +413,7 @@ def test_spans_and_moments_agree_with_looking_at_every_row(
     """A story with pushes, receipts, refusals, silences and deaths, each answer against the plain definition."""
     since, until = sorted(span)
     records = simulate(steps)
-    with writing(rows.engine) as conn:
+    with rows.database.writing() as conn:
         conn.execute(HoldingRow.__table__.delete())  # type: ignore[attr-defined]
         conn.execute(Worker.__table__.delete())  # type: ignore[attr-defined]
     if not rows.counts()["versions"]:
@@ -554,7 +553,7 @@ def fill(rows: Rows, pushes: int) -> None:
         rows.version(number)
     for index in range(10):
         rows.worker(f"w{index}")
-    with writing(rows.engine) as conn:
+    with rows.database.writing() as conn:
         conn.execute(
             insert(HoldingRow),
             [
@@ -623,7 +622,7 @@ def test_an_answer_costs_the_same_in_a_record_that_is_thirty_times_as_long(tmp_p
         work = []
         answers = []
         for rows in (small, large):
-            with reading(rows.engine) as conn, steps_of(conn) as count:
+            with rows.database.reading() as conn, steps_of(conn) as count:
                 answers.append(len(question(conn, rows.policy)))
             work.append(count[0])
         assert answers[0] == answers[1], name
@@ -639,8 +638,8 @@ def test_no_question_reads_a_whole_table(rows: Rows, name: str) -> None:
     def note(conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         statements.append((statement, parameters))
 
-    event.listen(rows.engine, "before_cursor_execute", note)
-    with reading(rows.engine) as conn:
+    event.listen(rows.database.engine, "before_cursor_execute", note)
+    with rows.database.reading() as conn:
         QUESTIONS[name](conn, rows.policy)
         raw: Any = conn.connection.driver_connection
         assert statements
@@ -655,7 +654,7 @@ def test_no_question_reads_a_whole_table(rows: Rows, name: str) -> None:
 def test_ten_thousand_runs_and_workers_fit_into_one_question(rows: Rows) -> None:
     """More than a statement may have parameters for."""
     rows.version(1)
-    with writing(rows.engine) as conn:
+    with rows.database.writing() as conn:
         ids = [f"{index:032x}" for index in range(2000)]
         conn.execute(
             insert(Run),

@@ -18,10 +18,10 @@ from sqlalchemy import text
 
 import weightledger.migrations
 from tests.registry.rows import Rows, identity, row_counts, run_python
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.errors import CorruptionError, InUseError, NotFoundError, SchemaError
+from weightledger.registry.locks.folder import file_lock
 from weightledger.registry.log import schema
-from weightledger.registry.log.engine import open_engine, reading, writing
-from weightledger.registry.log.runs import file_lock
 
 HEADER = """
 from alembic import op
@@ -77,7 +77,7 @@ def old(tmp_path: Path) -> Rows:
 
 
 def revisions(path: Path) -> list[str]:
-    with reading(open_engine(path)) as conn:
+    with SqliteDatabase(path).reading() as conn:
         return list(conn.execute(text("SELECT version_num FROM alembic_version")).scalars())
 
 
@@ -88,12 +88,13 @@ def test_head_is_the_head_of_the_migrations() -> None:
 
 
 def test_the_common_open_imports_no_alembic(tmp_path: Path) -> None:
-    schema.ensure(tmp_path / "registry.db", create=True, migrate=True)
+    schema.ensure(SqliteDatabase(tmp_path / "registry.db"), create=True, migrate=True)
     code = """
 import sys
 from pathlib import Path
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
-schema.ensure(Path(sys.argv[1]), create=True, migrate=True)
+schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True)
 print(sorted({name.split(".")[0] for name in sys.modules} & {"alembic", "torch", "ray", "mako"}))
 """
     assert run_python(code, tmp_path / "registry.db").stdout.strip() == "[]"
@@ -101,19 +102,19 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"alembic", "torch",
 
 def test_a_registry_is_made_once_and_keeps_its_identity(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "registry.db"
-    made = schema.ensure(path, create=True, migrate=True)
+    made = schema.ensure(SqliteDatabase(path), create=True, migrate=True)
     assert len(made) == 32
-    assert schema.ensure(path, create=False, migrate=False) == made
-    engine = open_engine(path)
+    assert schema.ensure(SqliteDatabase(path), create=False, migrate=False) == made
+    engine = SqliteDatabase(path)
     assert schema.ensure(engine, create=True, migrate=True) == made == identity(engine)
     assert revisions(path) == [schema.HEAD]
-    assert schema.ensure(tmp_path / "registry.db", create=True, migrate=True) != made
+    assert schema.ensure(SqliteDatabase(tmp_path / "registry.db"), create=True, migrate=True) != made
 
 
 def test_a_missing_registry_is_not_made_by_those_who_only_look(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "registry.db"
     with pytest.raises(NotFoundError, match=str(path)):
-        schema.ensure(path, create=False, migrate=False)
+        schema.ensure(SqliteDatabase(path), create=False, migrate=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,7 +126,11 @@ def test_threads_that_open_a_new_registry_together_all_succeed(tmp_path: Path) -
         found = []
         for index in range(3):
             start.wait()
-            found.append(schema.ensure(tmp_path / str(index) / "registry.db", create=True, migrate=True))
+            found.append(
+                schema.ensure(
+                    SqliteDatabase(tmp_path / str(index) / "registry.db"), create=True, migrate=True
+                )
+            )
         return found
 
     with ThreadPoolExecutor(4) as threads:
@@ -133,7 +138,7 @@ def test_threads_that_open_a_new_registry_together_all_succeed(tmp_path: Path) -
     assert all(answer == answers[0] for answer in answers)
     for index in range(3):
         assert revisions(tmp_path / str(index) / "registry.db") == [schema.HEAD]
-        assert row_counts(open_engine(tmp_path / str(index) / "registry.db"))["about"] == 1
+        assert row_counts(SqliteDatabase(tmp_path / str(index) / "registry.db"))["about"] == 1
 
 
 def test_processes_that_open_a_new_registry_together_all_succeed(tmp_path: Path) -> None:
@@ -142,29 +147,30 @@ def test_processes_that_open_a_new_registry_together_all_succeed(tmp_path: Path)
     code = """
 import os, sys, time
 from pathlib import Path
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
 while time.time() < float(sys.argv[2]): pass
-print(schema.ensure(Path(sys.argv[1]), create=True, migrate=True))
+print(schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True))
 """
     soon = time.time() + 3
     with ThreadPoolExecutor(4) as threads:
         answers = {done.stdout for done in threads.map(lambda _: run_python(code, path, soon), range(4))}
     assert len(answers) == 1
     assert revisions(path) == [schema.HEAD]
-    assert row_counts(open_engine(path))["about"] == 1
+    assert row_counts(SqliteDatabase(path))["about"] == 1
 
 
 def test_a_newer_database_is_refused_and_left_alone(old: Rows) -> None:
     """SQL-09: the error names the revision; not a byte is written."""
-    with writing(old.engine) as conn:
+    with old.database.writing() as conn:
         conn.execute(text("UPDATE alembic_version SET version_num = 'deadbeef0001'"))
-    old.engine.dispose()
+    old.database.engine.dispose()
     before = {path: path.read_bytes() for path in old.path.parent.iterdir() if path.is_file()}
     for create, migrate in ((True, True), (False, False)):
         with pytest.raises(
             SchemaError, match=r"newer version of the library.*deadbeef0001.*Nothing was written"
         ):
-            schema.ensure(old.path, create=create, migrate=migrate)
+            schema.ensure(SqliteDatabase(old.path), create=create, migrate=migrate)
     assert {path: path.read_bytes() for path in old.path.parent.iterdir() if path.is_file()} == before
 
 
@@ -182,7 +188,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path)
         foreign.close()
         before = path.read_bytes()
         with pytest.raises(SchemaError, match=r"another program.*songs"):
-            schema.ensure(path, create=True, migrate=True)
+            schema.ensure(SqliteDatabase(path), create=True, migrate=True)
         assert path.read_bytes() == before
         assert [each.name for each in path.parent.iterdir()] == ["registry.db"]
 
@@ -191,17 +197,17 @@ def test_an_empty_file_is_completed_but_not_by_those_who_only_look(tmp_path: Pat
     path = tmp_path / "registry.db"
     path.touch()
     with pytest.raises(NotFoundError, match="never completed"):
-        schema.ensure(path, create=False, migrate=False)
+        schema.ensure(SqliteDatabase(path), create=False, migrate=False)
     assert path.read_bytes() == b""
-    made = schema.ensure(path, create=True, migrate=True)
-    assert schema.ensure(path, create=False, migrate=False) == made
+    made = schema.ensure(SqliteDatabase(path), create=True, migrate=True)
+    assert schema.ensure(SqliteDatabase(path), create=False, migrate=False) == made
 
 
 @pytest.mark.parametrize("empty", [True, False], ids=["empty", "gone"])
 def test_a_lost_log_is_not_replaced_while_its_snapshots_are_there(tmp_path: Path, empty: bool) -> None:
     """SQL-16, neighbour: cut to nothing, or deleted; a new log would begin at version 1 again."""
     path = tmp_path / "registry.db"
-    made = schema.ensure(path, create=True, migrate=True)
+    made = schema.ensure(SqliteDatabase(path), create=True, migrate=True)
     good = path.read_bytes()
     snapshots = tmp_path / "snapshots"
     snapshots.mkdir()
@@ -211,17 +217,18 @@ def test_a_lost_log_is_not_replaced_while_its_snapshots_are_there(tmp_path: Path
     if empty:
         path.touch()
     with pytest.raises(CorruptionError, match=r"registry\.db.*1 snapshot files.*backup"):
-        schema.ensure(path, create=True, migrate=True)
+        schema.ensure(SqliteDatabase(path), create=True, migrate=True)
     assert path.exists() == empty and (not empty or path.read_bytes() == b"")
     assert (snapshots / "one.safetensors").read_bytes() == b"weights"
     path.write_bytes(good)
-    assert schema.ensure(path, create=True, migrate=True) == made
+    assert schema.ensure(SqliteDatabase(path), create=True, migrate=True) == made
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sqlalchemy import Engine, event
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
 left = int(sys.argv[2])
 @event.listens_for(Engine, "before_cursor_execute")
@@ -233,7 +240,7 @@ def count(conn, cursor, statement, *rest):
             os.kill(os.getpid(), signal.SIGKILL)
 if len(sys.argv) > 3:
     schema.SCRIPTS, schema.HEAD = sys.argv[3], "0003"
-schema.ensure(Path(sys.argv[1]), create=True, migrate=True)
+schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True)
 """
 
 
@@ -243,9 +250,9 @@ def test_a_registry_whose_maker_was_killed_is_completed_by_the_next_open(
 ) -> None:
     path = tmp_path / "registry.db"
     assert run_python(KILLED, path, statement, check=False).returncode == -signal.SIGKILL
-    schema.ensure(path, create=True, migrate=True)
+    schema.ensure(SqliteDatabase(path), create=True, migrate=True)
     assert revisions(path) == [schema.HEAD]
-    with reading(open_engine(path)) as conn:
+    with SqliteDatabase(path).reading() as conn:
         assert conn.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
 
 
@@ -253,25 +260,25 @@ def test_a_registry_whose_maker_was_killed_is_completed_by_the_next_open(
 def test_an_upgrade_that_was_killed_leaves_the_old_database(old: Rows, later: Path, statement: int) -> None:
     later.write_text(REBUILD.format(revision="0003", before="0002"))
     before = old.counts()
-    old.engine.dispose()
+    old.database.engine.dispose()
     killed = run_python(KILLED, old.path, statement, later.parents[1], check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert revisions(old.path) == ["0002"]
-    assert row_counts(open_engine(old.path)) == before
-    schema.ensure(old.path, create=True, migrate=True)
+    assert row_counts(SqliteDatabase(old.path)) == before
+    schema.ensure(SqliteDatabase(old.path), create=True, migrate=True)
     assert revisions(old.path) == ["0003"]
-    assert row_counts(open_engine(old.path)) == before
+    assert row_counts(SqliteDatabase(old.path)) == before
 
 
 def test_an_older_database_is_upgraded_and_keeps_every_row(old: Rows, later: Path) -> None:
     """SQL-06: tables that others point at are made anew; the rows of all tables stay, and so do the references."""
     later.write_text(REBUILD.format(revision="0003", before="0002"))
-    before, made = old.counts(), identity(old.engine)
-    assert schema.ensure(old.engine, create=True, migrate=True) == made
+    before, made = old.counts(), identity(old.database)
+    assert schema.ensure(old.database, create=True, migrate=True) == made
     assert old.counts() == before
     assert all(before.values())
     assert revisions(old.path) == ["0003"]
-    with reading(old.engine) as conn:
+    with old.database.reading() as conn:
         assert conn.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         assert conn.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
         assert conn.exec_driver_sql("SELECT colour FROM versions").all() == [(None,)] * 3
@@ -282,7 +289,7 @@ def test_those_who_only_look_do_not_upgrade(old: Rows, later: Path) -> None:
     with pytest.raises(
         SchemaError, match=r"expected revision 0003, found the older 0002.*weightledger upgrade"
     ):
-        schema.ensure(old.engine, create=False, migrate=False)
+        schema.ensure(old.database, create=False, migrate=False)
     assert revisions(old.path) == ["0002"]
 
 
@@ -296,7 +303,7 @@ def test_an_upgrade_that_would_lose_something_is_undone(
     later.write_text(migration.format(revision="0003", before="0002"))
     before = old.counts()
     with pytest.raises(SchemaError, match=said):
-        schema.ensure(old.engine, create=True, migrate=True)
+        schema.ensure(old.database, create=True, migrate=True)
     assert old.counts() == before
     assert revisions(old.path) == ["0002"]
 
@@ -304,14 +311,15 @@ def test_an_upgrade_that_would_lose_something_is_undone(
 def test_processes_that_upgrade_together_all_succeed(old: Rows, later: Path) -> None:
     """SQL-07: the upgrade happens once."""
     later.write_text(REBUILD.format(revision="0003", before="0002"))
-    old.engine.dispose()
-    before = row_counts(open_engine(old.path))
+    old.database.engine.dispose()
+    before = row_counts(SqliteDatabase(old.path))
     code = """
 import sys
 from pathlib import Path
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
 schema.SCRIPTS, schema.HEAD = sys.argv[2], "0003"
-print(schema.ensure(Path(sys.argv[1]), create=True, migrate=True))
+print(schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True))
 """
     with ThreadPoolExecutor(4) as threads:
         answers = {
@@ -320,7 +328,7 @@ print(schema.ensure(Path(sys.argv[1]), create=True, migrate=True))
         }
     assert len(answers) == 1
     assert revisions(old.path) == ["0003"]
-    assert row_counts(open_engine(old.path)) == before
+    assert row_counts(SqliteDatabase(old.path)) == before
 
 
 def test_whoever_waits_too_long_for_an_upgrade_is_told_who_is_at_it(
@@ -333,12 +341,12 @@ def test_whoever_waits_too_long_for_an_upgrade_is_told_who_is_at_it(
         file_lock(tmp_path / "locks" / "schema", what="the schema", timeout=1),
         ThreadPoolExecutor(1) as threads,
     ):
-        waiting = threads.submit(schema.ensure, path, create=True, migrate=True)
+        waiting = threads.submit(schema.ensure, SqliteDatabase(path), create=True, migrate=True)
         with pytest.raises(InUseError, match=f"the schema of .*process {os.getpid()}"):
             waiting.result()
     with schema._migrating, pytest.raises(InUseError, match="another thread"):
-        schema.ensure(path, create=True, migrate=True)
-    schema.ensure(path, create=True, migrate=True)
+        schema.ensure(SqliteDatabase(path), create=True, migrate=True)
+    schema.ensure(SqliteDatabase(path), create=True, migrate=True)
 
 
 def test_the_hosts_log_tells_nothing_of_how_a_registry_is_made(tmp_path: Path) -> None:
@@ -352,6 +360,7 @@ talker, parent = logging.getLogger("alembic.runtime.migration"), logging.getLogg
 look = lambda: (root.level, list(root.handlers), parent.level, talker.level, root.manager.disable)
 before = look()
 from weightledger.registry import Registry
+from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
 upgrade = schema._upgrade_aloud
 def beside(engine):

@@ -278,13 +278,13 @@ def test_an_error_that_is_no_disk_error_leaves_nothing_either(
 
 def _limit_pages(registry: Registry, more: int) -> None:
     """Let the database grow by a few pages only; then SQLite says that it is full."""
-    registry.engine.dispose()
+    registry.database.engine.dispose()
 
     def limit(connection: Any, record: Any) -> None:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count={pages + more}")
 
-    event.listen(registry.engine, "connect", limit)
+    event.listen(registry.database.engine, "connect", limit)
 
 
 def test_a_database_that_is_full_at_the_first_transaction_leaves_nothing(registry: Registry) -> None:
@@ -365,15 +365,15 @@ def test_a_first_rollback_that_fails_at_the_commit_spoils_nothing_after_it(
     publish_many(registry, 2)
     with Registry.open(registry.location) as other:
         # Another life, as after a restart: this process's run has no row under the new identity.
-        monkeypatch.setattr(type(other.runs), "current", lambda self: _another_run(registry))
+        monkeypatch.setattr(type(other.locks), "current", lambda self: _another_run(registry))
 
         def fail(conn: Any) -> None:
             raise sqlite3.OperationalError("disk I/O error")
 
-        event.listen(other.engine, "commit", fail)
+        event.listen(other.database.engine, "commit", fail)
         with pytest.raises((StorageError, sqlite3.OperationalError)):
             other.rollback(1)
-        event.remove(other.engine, "commit", fail)
+        event.remove(other.database.engine, "commit", fail)
         assert other.rollback(1).number == 3
         assert other.publish(weights(4)).number == 4
 
@@ -381,10 +381,9 @@ def test_a_first_rollback_that_fails_at_the_commit_spoils_nothing_after_it(
 def _another_run(registry: Registry) -> Any:
     from dataclasses import replace
 
-    from weightledger.registry.log.runs import RunInfo, _process
+    from weightledger.registry.locks.runs import this_run
 
-    run: RunInfo = _process.run()
-    return replace(run, id="f" * 32)
+    return replace(this_run(), id="f" * 32)
 
 
 def test_files_are_durable_before_any_row_says_stored(
@@ -404,7 +403,7 @@ def test_files_are_durable_before_any_row_says_stored(
     monkeypatch.setattr(os, "fdatasync", note("data", os.fdatasync))
     monkeypatch.setattr(snapshots, "_give_name", note("name", snapshots._give_name))
     monkeypatch.setattr(own_files, "sync_folder", note("folder", own_files.sync_folder))
-    event.listen(registry.engine, "commit", lambda conn: told.append("commit"))
+    event.listen(registry.database.engine, "commit", lambda conn: told.append("commit"))
     registry.publish(weights(2), extra=_extra(2, SMALL))
     assert told[-8:] == ["data", "data", "commit", "name", "folder", "name", "folder", "commit"]
     with registry.ledger.reading() as conn:

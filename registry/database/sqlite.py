@@ -1,10 +1,10 @@
-"""Connections to the database: the one module that knows SQLite.
+"""A registry's database as a file of a folder: the one module that knows SQLite.
 
 Rules it keeps:
 - A transaction that writes begins with `BEGIN IMMEDIATE`: one that reads first and writes later fails at once with
   "database is locked", whatever the time-out. `reading` and `writing` are the only ways in.
-- Opening never makes a file (`schema.ensure` does), so a wrong path cannot leave an empty database behind. A database
-  is a file: a link is not followed, since locks and snapshots stand beside the name that was given.
+- Opening never makes a file (`make` does, for `schema.ensure`), so a wrong path cannot leave an empty database behind.
+  A database is a file: a link is not followed, since locks and snapshots stand beside the name that was given.
 - A connection belongs to the process that opened it. After `os.fork` the child opens its own.
 - An engine that nobody refers to any more closes its connections; one that was closed makes no new one.
 - A transaction begins only on the file that stands under the name. SQLite goes on with one that was deleted or
@@ -20,13 +20,14 @@ import os
 import sqlite3
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from weakref import WeakKeyDictionary, WeakSet, finalize
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import (
     URL,
@@ -43,6 +44,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from weightledger.registry import files
+from weightledger.registry.database import CONFUSED, OPTION
 from weightledger.registry.errors import (
     CorruptionError,
     InUseError,
@@ -51,22 +53,12 @@ from weightledger.registry.errors import (
     StorageError,
     WeightLedgerError,
 )
+from weightledger.registry.locks.folder import file_lock
 
 BUSY_SECONDS = 30.0
 LONGEST_PATH = 504  # bytes; with its side files SQLite keeps 512
 _IMMEDIATE = "weightledger_immediate"
-_READ_ONLY = "weightledger_read_only"
 _SIDE_FILES = ("-wal", "-shm", "-journal")
-CONFUSED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What code raises that met other values than it was written for."""
 
 
 def _nothing() -> None:
@@ -184,173 +176,290 @@ def _forget_inherited_connections() -> None:
 os.register_at_fork(after_in_child=_forget_inherited_connections)
 
 
-def open_engine(
-    path: Path, *, read_only: bool = False, busy_seconds: float = BUSY_SECONDS, vfs: str | None = None
-) -> Engine:
-    """Return the engine of a database file. No connection is made yet, and a missing file stays missing.
+class SqliteDatabase:
+    """The database in one file. No connection is made yet, and a missing file stays missing.
 
     Args:
         path: The database file; any name that the file system accepts. Made absolute here, so that a later change
             of the working directory does not matter.
-
         read_only: Refuse to write. Works on read-only media and in folders of other users too.
-
         busy_seconds: How long a statement waits for another process's transaction before it fails.
-
         vfs: One of SQLite's other file layers, such as `"unix-dotfile"` where a file system has no locks.
 
     Raises:
         StorageError: The path is longer than SQLite takes.
     """
-    path = Path(os.path.abspath(path))
-    length = len(os.fsencode(os.path.realpath(path)))
-    if length > LONGEST_PATH:
-        raise StorageError(
-            f"{path}: expected a path of at most {LONGEST_PATH} bytes, which is SQLite's limit, found one of {length}. "
-            "Nothing was written. Choose a shorter path; a link to this one does not help."
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        busy_seconds: float = BUSY_SECONDS,
+        vfs: str | None = None,
+    ) -> None:
+        self.path = path = Path(os.path.abspath(path))
+        length = len(os.fsencode(os.path.realpath(path)))
+        if length > LONGEST_PATH:
+            raise StorageError(
+                f"{path}: expected a path of at most {LONGEST_PATH} bytes, which is SQLite's limit, found one of "
+                f"{length}. Nothing was written. Choose a shorter path; a link to this one does not help."
+            )
+        openings = self._openings = _Openings()
+        writable = _writable(path)
+
+        def connect() -> _Connection:
+            openings.check(path)
+            if writable:
+                openings.check_file(path)
+            before = _identity(path)
+            connection = _connect(path, read_only, busy_seconds, vfs)
+            if writable:
+                if openings.file is None:
+                    openings.file = before
+                connection.check_file = partial(openings.check_file, path)
+            connection.siblings = openings.connections
+            openings.connections.add(connection)
+            return connection
+
+        def give_back(connection: _Connection, record: PoolProxiedConnection | ConnectionPoolEntry) -> None:
+            if openings.closed:
+                record.invalidate()
+
+        # A thread that needs a connection never waits for another thread's. Where nothing can be written, each
+        # transaction opens the file anew, since that connection may not notice what the file's owner changes.
+        pool: dict[str, Any] = (
+            {"poolclass": QueuePool, "max_overflow": -1} if writable else {"poolclass": NullPool}
         )
-    openings = _Openings()
+        self.read_only = read_only or not writable
+        """Whether nothing can be written."""
+        self.engine = create_engine(
+            URL.create("sqlite", database=str(path)),
+            creator=connect,
+            execution_options={OPTION: weakref.ref(self)},
+            **pool,
+        )
+        """SQLAlchemy's engine."""
+        event.listen(self.engine, "begin", _begin)
+        event.listen(self.engine, "checkin", give_back)
+        _engines[self.engine] = openings
+        weakref.finalize(self.engine, openings.close_idle)
 
-    def connect() -> _Connection:
-        openings.check(path)
-        if writable:
-            openings.check_file(path)
-        before = _identity(path)
-        connection = _connect(path, read_only, busy_seconds, vfs)
-        if writable:
-            if openings.file is None:
-                openings.file = before
-            connection.check_file = partial(openings.check_file, path)
-        connection.siblings = openings.connections
-        openings.connections.add(connection)
-        return connection
+    def __repr__(self) -> str:
+        return f"<SqliteDatabase {str(self.path)!r}>"
 
-    def give_back(connection: _Connection, record: PoolProxiedConnection | ConnectionPoolEntry) -> None:
-        if openings.closed:
-            record.invalidate()
+    @property
+    def name(self) -> str:
+        """The file's path."""
+        return str(self.path)
 
-    writable = _writable(path)
-    # A thread that needs a connection never waits for another thread's. Where nothing can be written, each
-    # transaction opens the file anew, since that connection may not notice what the file's owner changes.
-    pool: dict[str, Any] = (
-        {"poolclass": QueuePool, "max_overflow": -1} if writable else {"poolclass": NullPool}
-    )
-    engine = create_engine(
-        URL.create("sqlite", database=str(path)),
-        creator=connect,
-        execution_options={_READ_ONLY: read_only or not writable},
-        **pool,
-    )
-    event.listen(engine, "begin", _begin)
-    event.listen(engine, "checkin", give_back)
-    _engines[engine] = openings
-    finalize(engine, openings.close_idle)
-    return engine
+    @property
+    def label(self) -> str:
+        """The file's name."""
+        return self.path.name
 
+    # ------------------------------------------------------------------ transactions
 
-def close_engine(engine: Engine) -> None:
-    """Close every connection, those in use at the end of their transaction; whoever begins another one is refused."""
-    _engines[engine].closed = True
-    engine.dispose()
-
-
-def check_open(engine: Engine) -> None:
-    """Refuse an engine that was closed.
-
-    Raises:
-        StorageError: It was.
-    """
-    _engines[engine].check(database_path(engine))
-
-
-def database_path(engine: Engine) -> Path:
-    """Return the file that an engine was opened for."""
-    assert engine.url.database is not None
-    return Path(engine.url.database)
-
-
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    """Give a connection inside a transaction that sees one state of the database throughout."""
-    with translate(engine), engine.begin() as connection:
-        yield connection
-
-
-@contextmanager
-def writing(engine: Engine, *, durable: bool = True) -> Iterator[Connection]:
-    """Give a connection inside a transaction that holds the write lock: commits at the end, or undoes everything.
-
-    Args:
-        durable: Wait until the disk has it. Otherwise it is everybody's to see and outlives every process, but only
-            the next durable transaction brings it over a power loss.
-
-    Raises:
-        InUseError: Another process kept the write lock for longer than the engine waits.
-
-        StorageError: The disk is full or refuses; nothing was written.
-
-        CorruptionError: The file is damaged.
-    """
-    with translate(engine), engine.connect() as connection:
-        connection.execution_options(**{_IMMEDIATE: True})
-        raw = connection.connection.driver_connection
-        assert isinstance(raw, _Connection)
-        with raw.unsynced() if not durable else nullcontext(), connection.begin():
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Give a connection inside a transaction that sees one state of the database throughout."""
+        with self._translate(), self.engine.begin() as connection:
             yield connection
 
+    @contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[Connection]:
+        """Give a connection inside a transaction that holds the write lock: commits at the end, or undoes everything.
 
-@contextmanager
-def rebuilding(engine: Engine) -> Iterator[Connection]:
-    """As `writing`, for migrations: tables may be dropped and made anew without their references being followed.
+        Args:
+            durable: As `Database.writing` says.
 
-    With references enforced, dropping a table to rebuild it would delete the rows that point at it. They are checked
-    once, before the commit.
-
-    Raises:
-        SchemaError: References would be broken afterwards; everything was undone.
-    """
-    with translate(engine), engine.connect() as connection:
-        raw = connection.connection.driver_connection
-        assert raw is not None
-        raw.execute("PRAGMA foreign_keys=OFF")  # has no effect inside a transaction
-        try:
+        Raises:
+            InUseError: Another process kept the write lock for longer than the database waits.
+            StorageError: The disk is full or refuses; nothing was written.
+            CorruptionError: The file is damaged.
+        """
+        with self._translate(), self.engine.connect() as connection:
             connection.execution_options(**{_IMMEDIATE: True})
-            with connection.begin():
+            raw = _raw(connection)
+            with raw.unsynced() if not durable else nullcontext(), connection.begin():
                 yield connection
-                broken = {table for table, *_ in broken_references(connection)}
-                if broken:
-                    raise SchemaError(
-                        f"{database_path(engine)}: the change would leave rows of {', '.join(sorted(broken))} that "
-                        "point at nothing; it was undone. Keep using the older version of the library and report this."
-                    )
+
+    @contextmanager
+    def rebuilding(self) -> Iterator[Connection]:
+        """As `writing`, for migrations: tables may be dropped and made anew without their references being followed.
+
+        With references enforced, dropping a table to rebuild it would delete the rows that point at it. They are
+        checked once, before the commit.
+
+        Raises:
+            SchemaError: References would be broken afterwards; everything was undone.
+        """
+        with self._translate(), self.engine.connect() as connection:
+            raw = _raw(connection)
+            raw.execute("PRAGMA foreign_keys=OFF")  # has no effect inside a transaction
+            try:
+                connection.execution_options(**{_IMMEDIATE: True})
+                with connection.begin():
+                    yield connection
+                    broken = {table for table, *_ in self.broken_references(connection)}
+                    if broken:
+                        raise SchemaError(
+                            f"{self.path}: the change would leave rows of {', '.join(sorted(broken))} that point at "
+                            "nothing; it was undone. Keep using the older version of the library and report this."
+                        )
+            finally:
+                raw.execute("PRAGMA foreign_keys=ON")
+
+    @contextmanager
+    def _translate(self) -> Iterator[None]:
+        """Turn what is raised inside into errors of this library that name the file.
+
+        Raises:
+            CorruptionError: What the code inside met is damage in the record, which is named.
+        """
+        try:
+            yield
+        except WeightLedgerError:
+            raise
+        except (SQLAlchemyError, sqlite3.Error, *CONFUSED) as error:
+            # SQLAlchemy wraps what the driver raises, and what is raised where values are converted.
+            cause = getattr(error, "orig", None) or error
+            if isinstance(cause, WeightLedgerError):
+                raise cause from cause.__cause__
+            if not isinstance(cause, CONFUSED):
+                raise _as_ours(cause, self) from cause
+            found = _damage(self)
+            if found is None:
+                # The record is sound, so the code is wrong, and its own error says more.
+                raise cause from cause.__cause__
+            raise found from cause
+
+    # ------------------------------------------------------------------ its life
+
+    def exists(self) -> bool:
+        """Tell whether the file is there."""
+        return files.is_there(self.path)
+
+    def make(self) -> None:
+        """Make the file, empty, if it is not there.
+
+        Raises:
+            CorruptionError: There is no log, but what it told of: a new one would begin at version 1 again.
+            StorageError: It cannot be made.
+        """
+        self._refuse_lost()
+        with self._refusals():
+            os.close(files.open_regular(self.path, os.O_WRONLY | os.O_CREAT))
+            files.sync_folder(self.path.parent)
+
+    def _refuse_lost(self) -> None:
+        snapshots = self.path.parent / "snapshots"
+        with self._refusals():
+            count = sum(1 for _ in snapshots.glob("*.safetensors")) if snapshots.is_dir() else 0
+        if count:
+            raise CorruptionError(
+                f"{self.path}: expected the log of the {count} snapshot files beside it, found "
+                f"{'an empty file' if self.exists() else 'no file'}. Nothing was written. "
+                "Put the database back from a backup, or choose another folder."
+            )
+
+    @contextmanager
+    def migrating(self, seconds: float) -> Iterator[None]:
+        """Be the only process that makes or upgrades the file; its folder is made.
+
+        Raises:
+            InUseError: Somebody else is at it for longer than so many seconds.
+        """
+        folder = self.path.parent
+        with self._refusals():
+            missing = [each for each in (folder, *folder.parents) if not each.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            for each in missing:
+                files.sync_folder(each.parent)
+        with file_lock(folder / "locks" / "schema", what=f"the schema of {self.path}", timeout=seconds):
+            yield
+
+    def _refusals(self) -> AbstractContextManager[None]:
+        return files.refusals(
+            f"{self.path}: no registry can be made here",
+            "Mend the permissions of the folder, or choose another one.",
+        )
+
+    def tune(self) -> None:
+        """Turn on the write-ahead log, if it is off: readers and the writer no longer wait for each other.
+
+        The file remembers it. Where the file system cannot (most network ones), the rollback journal stays, and a
+        `JournalWarning` says so. A database that is only read stays as it is.
+        """
+        if self.read_only:
+            return
+        with self._translate():
+            connection = self.engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute("PRAGMA journal_mode")
+                if cursor.fetchone() == ("wal",):
+                    return
+                reason = _try_write_ahead_log(cursor)
+                # Connections were set up for the journal that was in use when they were made.
+                connection.invalidate()
+            finally:
+                connection.close()
+        if reason is not None:
+            warnings.warn(
+                f"{self.path}: expected SQLite's write-ahead log, but it could not be turned on ({reason}). "
+                "The registry works on with a rollback journal, slower and with readers waiting for writers. Put it on "
+                "a local disk: network file systems often break SQLite's locks.",
+                JournalWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Close every connection, those in use at the end of their transaction; whoever begins another is refused."""
+        self._openings.closed = True
+        self.engine.dispose()
+
+    def check_open(self) -> None:
+        """Refuse to go on after `close`.
+
+        Raises:
+            StorageError: It was closed.
+        """
+        self._openings.check(self.path)
+
+    # ------------------------------------------------------------------ inside of a transaction
+
+    def table_names(self, conn: Connection) -> set[str]:
+        """Return the names of all tables."""
+        return set(inspect(conn).get_table_names())
+
+    def broken_references(self, conn: Connection) -> Iterator[tuple[str, int, str, str]]:
+        """Yield table, row, column and target of every reference to a row that is not there."""
+        for table, key, target, reference in conn.exec_driver_sql("PRAGMA foreign_key_check").all():
+            names = conn.exec_driver_sql(f'PRAGMA foreign_key_list("{table}")').all()
+            yield table, key, ", ".join(row[3] for row in names if row[0] == reference), target
+
+    def broken_pages(self, conn: Connection) -> list[str]:
+        """Return what SQLite itself finds wrong with the file: pages, indices, rows that are out of order."""
+        told_by_survey = ("NULL value in", "CHECK constraint failed in")
+        found = [str(row[0]) for row in conn.exec_driver_sql("PRAGMA integrity_check(100)").all()]
+        return [text for text in found if text != "ok" and not text.startswith(told_by_survey)]
+
+    @contextmanager
+    def lenient(self, conn: Connection) -> Iterator[None]:
+        """Let text that is no UTF-8 be read, with lone surrogates in the place of wrong bytes."""
+        raw = _raw(conn)
+        usual, raw.text_factory = raw.text_factory, _any_text
+        try:
+            yield
         finally:
-            raw.execute("PRAGMA foreign_keys=ON")
+            raw.text_factory = usual
 
 
-def broken_references(connection: Connection) -> Iterator[tuple[str, int, str, str]]:
-    """Yield table, row, column and target of every reference to a row that is not there."""
-    for table, key, target, reference in connection.exec_driver_sql("PRAGMA foreign_key_check").all():
-        names = connection.exec_driver_sql(f'PRAGMA foreign_key_list("{table}")').all()
-        yield table, key, ", ".join(row[3] for row in names if row[0] == reference), target
-
-
-def broken_pages(connection: Connection) -> list[str]:
-    """Return what SQLite itself finds wrong with the file: pages, indices, rows that are out of order."""
-    told_by_survey = ("NULL value in", "CHECK constraint failed in")
-    found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check(100)").all()]
-    return [text for text in found if text != "ok" and not text.startswith(told_by_survey)]
-
-
-@contextmanager
-def lenient(connection: Connection) -> Iterator[None]:
-    """Let text that is no UTF-8 be read, with lone surrogates in the place of wrong bytes."""
+def _raw(connection: Connection) -> _Connection:
     raw = connection.connection.driver_connection
     assert isinstance(raw, _Connection)
-    usual, raw.text_factory = raw.text_factory, _any_text
-    try:
-        yield
-    finally:
-        raw.text_factory = usual
+    return raw
 
 
 def _any_text(text: bytes) -> str:
@@ -362,67 +471,12 @@ def table_names(connection: Connection) -> set[str]:
     return set(inspect(connection).get_table_names())
 
 
-def use_write_ahead_log(engine: Engine) -> None:
-    """Turn on the write-ahead log, if it is off: readers and the writer no longer wait for each other.
-
-    The file remembers it. Where the file system cannot (most network ones), the rollback journal stays, and a
-    `JournalWarning` says so. An engine that only reads leaves the file as it is.
-    """
-    if engine.get_execution_options()[_READ_ONLY]:
-        return
-    with translate(engine):
-        connection = engine.raw_connection()
-        try:
-            cursor = connection.cursor()
-            cursor.execute("PRAGMA journal_mode")
-            if cursor.fetchone() == ("wal",):
-                return
-            reason = _try_write_ahead_log(cursor)
-            # Connections were set up for the journal that was in use when they were made.
-            connection.invalidate()
-        finally:
-            connection.close()
-    if reason is not None:
-        warnings.warn(
-            f"{database_path(engine)}: expected SQLite's write-ahead log, but it could not be turned on ({reason}). "
-            "The registry works on with a rollback journal, slower and with readers waiting for writers. Put it on a "
-            "local disk: network file systems often break SQLite's locks.",
-            JournalWarning,
-            stacklevel=2,
-        )
-
-
-@contextmanager
-def translate(engine: Engine) -> Iterator[None]:
-    """Turn what is raised inside into errors of this library that name the file.
-
-    Raises:
-        CorruptionError: What the code inside met is damage in the record, which is named.
-    """
-    try:
-        yield
-    except WeightLedgerError:
-        raise
-    except (SQLAlchemyError, sqlite3.Error, *CONFUSED) as error:
-        # SQLAlchemy wraps what the driver raises, and what is raised where values are converted.
-        cause = getattr(error, "orig", None) or error
-        if isinstance(cause, WeightLedgerError):
-            raise cause from cause.__cause__
-        if not isinstance(cause, CONFUSED):
-            raise _as_ours(cause, engine) from cause
-        found = _damage(engine)
-        if found is None:
-            # The record is sound, so the code is wrong, and its own error says more.
-            raise cause from cause.__cause__
-        raise found from cause
-
-
-def _damage(engine: Engine) -> CorruptionError | None:
+def _damage(database: SqliteDatabase) -> CorruptionError | None:
     """Look through the whole record for what may have led code astray."""
     from weightledger.registry.log import damage
 
     try:
-        with engine.begin() as connection:
+        with database.engine.begin() as connection:
             found = damage.survey(connection)
             return CorruptionError(damage.told(connection, found)) if found else None
     except WeightLedgerError:
@@ -430,7 +484,7 @@ def _damage(engine: Engine) -> CorruptionError | None:
     except (SQLAlchemyError, sqlite3.Error) as error:
         cause = getattr(error, "orig", None) or error
         if _primary_code(cause) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return _malformed(cause, database_path(engine))
+            return _malformed(cause, database.path)
         return None
 
 
@@ -501,8 +555,7 @@ def _prepare(connection: _Connection, more: list[str]) -> _Connection:
 
 
 def _begin(connection: Connection) -> None:
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, _Connection)
+    raw = _raw(connection)
     raw.check_file()
     raw.execute("BEGIN IMMEDIATE" if connection.get_execution_options().get(_IMMEDIATE) else "BEGIN")
 
@@ -533,8 +586,8 @@ def _primary_code(error: BaseException | None) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _as_ours(error: BaseException, engine: Engine) -> WeightLedgerError:
-    code, path = _primary_code(error), database_path(engine)
+def _as_ours(error: BaseException, database: SqliteDatabase) -> WeightLedgerError:
+    code, path = _primary_code(error), database.path
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return InUseError(
             f"{path}: expected the database's lock within the time-out, but another process kept it ({error}). "
@@ -567,7 +620,7 @@ def _as_ours(error: BaseException, engine: Engine) -> WeightLedgerError:
             "Run `weightledger upgrade`, or use the library version that wrote it."
         )
     # A row that breaks a rule between rows, text that is no UTF-8: the record is not what was written.
-    found = _damage(engine)
+    found = _damage(database)
     if found is not None:
         return found
     if code == sqlite3.SQLITE_CONSTRAINT:

@@ -21,23 +21,15 @@ import pytest
 
 from tests.registry.rows import run_python
 from weightledger.registry.errors import InUseError, StorageError
-from weightledger.registry.log.runs import (
-    RunKeeper,
-    file_lock,
-    file_tag,
-    policy_lock,
-    policy_lock_file,
-    tag_is_locked,
-    try_policy_lock,
-    try_tag_lock,
-    user_name,
-)
+from weightledger.registry.locks import file_tag
+from weightledger.registry.locks.folder import FolderLocks, file_lock
+from weightledger.registry.locks.runs import user_name
 
 KEEP = """
 import sys
 from pathlib import Path
-from weightledger.registry.log.runs import RunKeeper
-keeper = RunKeeper(Path(sys.argv[1]))
+from weightledger.registry.locks.folder import FolderLocks
+keeper = FolderLocks(Path(sys.argv[1]))
 print(keeper.keep_alive().id, flush=True)
 sys.stdin.read()
 """
@@ -45,8 +37,8 @@ sys.stdin.read()
 LOCK = """
 import sys
 from pathlib import Path
-from weightledger.registry.log.runs import policy_lock
-with policy_lock(Path(sys.argv[1]), sys.argv[2]):
+from weightledger.registry.locks.folder import FolderLocks
+with FolderLocks(Path(sys.argv[1])).policy(sys.argv[2]):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -76,22 +68,22 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_process_is_one_run_however_many_keepers_it_has(tmp_path: Path) -> None:
-    run = RunKeeper(tmp_path / "one").current()
-    assert RunKeeper(tmp_path / "two").current() == run
+    run = FolderLocks(tmp_path / "one").current()
+    assert FolderLocks(tmp_path / "two").current() == run
     assert (len(run.id), run.pid, run.user) == (32, os.getpid(), user_name())
     assert run.started_at.utcoffset() is not None
     assert run.program
 
 
 def test_a_run_that_never_asked_for_it_is_not_alive(tmp_path: Path) -> None:
-    keeper = RunKeeper(tmp_path)
+    keeper = FolderLocks(tmp_path)
     assert not keeper.alive(keeper.current().id)
     assert not keeper.alive("f" * 32)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_alive_while_its_process_lives_and_dead_after_a_kill(tmp_path: Path) -> None:
-    keeper = RunKeeper(tmp_path)
+    keeper = FolderLocks(tmp_path)
     with child(KEEP, tmp_path) as (process, run):
         assert keeper.alive(run)
         assert keeper.alive(run)
@@ -104,12 +96,12 @@ def test_a_dead_run_leaves_no_lock_file_once_somebody_asked(tmp_path: Path) -> N
         kill(process)
     assert [path.name for path in (tmp_path / "locks").iterdir()] == [f"run-{run}"]
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(RunKeeper(tmp_path).alive, [run] * 8)) == [False] * 8
+        assert list(threads.map(FolderLocks(tmp_path).alive, [run] * 8)) == [False] * 8
     assert list((tmp_path / "locks").iterdir()) == []
 
 
 def test_this_process_is_alive_to_itself_until_its_last_keeper_closes(tmp_path: Path) -> None:
-    first, second = RunKeeper(tmp_path), RunKeeper(tmp_path)
+    first, second = FolderLocks(tmp_path), FolderLocks(tmp_path)
     run = first.keep_alive().id
     assert first.keep_alive().id == run == second.keep_alive().id
     assert first.alive(run)
@@ -123,17 +115,19 @@ def test_this_process_is_alive_to_itself_until_its_last_keeper_closes(tmp_path: 
 
 
 def test_others_see_this_process_alive(tmp_path: Path) -> None:
-    keeper = RunKeeper(tmp_path)
+    keeper = FolderLocks(tmp_path)
     run = keeper.keep_alive().id
-    code = "import sys; from pathlib import Path; from weightledger.registry.log.runs import RunKeeper\n"
-    code += "print(RunKeeper(Path(sys.argv[1])).alive(sys.argv[2]))"
+    code = (
+        "import sys; from pathlib import Path; from weightledger.registry.locks.folder import FolderLocks\n"
+    )
+    code += "print(FolderLocks(Path(sys.argv[1])).alive(sys.argv[2]))"
     assert run_python(code, tmp_path, run).stdout.strip() == "True"
     keeper.close()
     assert run_python(code, tmp_path, run).stdout.strip() == "False"
 
 
 def test_a_run_is_alive_per_folder(tmp_path: Path) -> None:
-    here, there = RunKeeper(tmp_path / "here"), RunKeeper(tmp_path / "there")
+    here, there = FolderLocks(tmp_path / "here"), FolderLocks(tmp_path / "there")
     run = here.keep_alive().id
     assert not there.alive(run)
     here.close()
@@ -144,9 +138,9 @@ def test_a_lock_that_looks_free_for_a_moment_still_ends_up_held(tmp_path: Path) 
     code = """
 import sys, threading
 from pathlib import Path
-from weightledger.registry.log.runs import RunKeeper
+from weightledger.registry.locks.folder import FolderLocks
 folder = Path(sys.argv[1])
-keeper, other = RunKeeper(folder), RunKeeper(folder)
+keeper, other = FolderLocks(folder), FolderLocks(folder)
 run = keeper.current().id
 stop = threading.Event()
 def look():
@@ -168,8 +162,8 @@ def test_a_forked_child_is_another_run_and_does_not_keep_its_parent_alive(tmp_pa
     code = """
 import os, signal, sys
 from pathlib import Path
-from weightledger.registry.log.runs import RunKeeper
-keeper = RunKeeper(Path(sys.argv[1]))
+from weightledger.registry.locks.folder import FolderLocks
+keeper = FolderLocks(Path(sys.argv[1]))
 parent = keeper.keep_alive()
 read, write = os.pipe()
 if os.fork() == 0:
@@ -194,16 +188,16 @@ def test_a_child_that_ends_first_leaves_its_parent_alive(tmp_path: Path) -> None
     code = """
 import os, subprocess, sys
 from pathlib import Path
-from weightledger.registry.log.runs import RunKeeper
-keeper = RunKeeper(Path(sys.argv[1]))
+from weightledger.registry.locks.folder import FolderLocks
+keeper = FolderLocks(Path(sys.argv[1]))
 run = keeper.keep_alive().id
 child = os.fork()
 if child == 0:
     keeper.close()
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
-look = "import sys; from pathlib import Path; from weightledger.registry.log.runs import RunKeeper;"
-look += "sys.exit(not RunKeeper(Path(sys.argv[1])).alive(sys.argv[2]))"
+look = "import sys; from pathlib import Path; from weightledger.registry.locks.folder import FolderLocks;"
+look += "sys.exit(not FolderLocks(Path(sys.argv[1])).alive(sys.argv[2]))"
 sys.exit(subprocess.run([sys.executable, "-c", look, sys.argv[1], run]).returncode)
 """
     run_python(code, tmp_path)
@@ -223,19 +217,19 @@ def test_a_policy_lock_keeps_other_processes_out_and_names_its_holder(tmp_path: 
         assert said == "locked"
         with (
             pytest.raises(InUseError, match=rf"policy 'main'.*process {process.pid} of .* on "),
-            policy_lock(tmp_path, "main", timeout=0.1),
+            FolderLocks(tmp_path).policy("main", timeout=0.1),
         ):
             pass
-        with try_policy_lock(tmp_path, "main") as mine:
+        with FolderLocks(tmp_path).try_policy("main") as mine:
             assert not mine
-        with policy_lock(tmp_path, "opponent", timeout=0.1):
+        with FolderLocks(tmp_path).policy("opponent", timeout=0.1):
             pass
 
 
 def test_a_policy_lock_dies_with_its_holder(tmp_path: Path) -> None:
     with child(LOCK, tmp_path, "main") as (process, _):
         kill(process)
-        with try_policy_lock(tmp_path, "main") as mine:
+        with FolderLocks(tmp_path).try_policy("main") as mine:
             assert mine
 
 
@@ -247,7 +241,7 @@ def test_a_policy_lock_keeps_other_threads_out(tmp_path: Path) -> None:
     def enter(_: int) -> None:
         nonlocal inside, most, rounds
         for _ in range(50):
-            with policy_lock(tmp_path, "main"):
+            with FolderLocks(tmp_path).policy("main"):
                 inside += 1
                 most = max(most, inside)
                 rounds += 1
@@ -262,10 +256,10 @@ def test_processes_take_turns(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from weightledger.registry.log.runs import policy_lock
+from weightledger.registry.locks.folder import FolderLocks
 counter = Path(sys.argv[1]) / "counter"
 for _ in range(50):
-    with policy_lock(Path(sys.argv[1]), "main"):
+    with FolderLocks(Path(sys.argv[1])).policy("main"):
         counter.write_text(str(int(counter.read_text()) + 1))
 """
     (tmp_path / "counter").write_text("0")
@@ -275,20 +269,20 @@ for _ in range(50):
 
 
 def test_a_thread_that_waits_for_another_gives_up_in_time(tmp_path: Path) -> None:
-    with policy_lock(tmp_path, "main"), ThreadPoolExecutor(1) as threads:
+    with FolderLocks(tmp_path).policy("main"), ThreadPoolExecutor(1) as threads:
 
         def enter() -> None:
-            with policy_lock(tmp_path, "main", timeout=0.05):
+            with FolderLocks(tmp_path).policy("main", timeout=0.05):
                 pass
 
         def attempt() -> bool:
-            with try_policy_lock(tmp_path, "main") as mine:
+            with FolderLocks(tmp_path).try_policy("main") as mine:
                 return mine
 
         with pytest.raises(InUseError, match=f"process {os.getpid()}"):
             threads.submit(enter).result()
         assert not threads.submit(attempt).result()
-    with try_policy_lock(tmp_path, "main") as mine:
+    with FolderLocks(tmp_path).try_policy("main") as mine:
         assert mine
 
 
@@ -296,7 +290,7 @@ def test_whoever_waited_gets_the_lock_when_it_is_let_go(tmp_path: Path) -> None:
     got = threading.Event()
 
     def enter() -> None:
-        with policy_lock(tmp_path, "main", timeout=60):
+        with FolderLocks(tmp_path).policy("main", timeout=60):
             got.set()
 
     with child(LOCK, tmp_path, "main") as (process, _):
@@ -309,9 +303,9 @@ def test_whoever_waited_gets_the_lock_when_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_free_again_after_an_error_inside(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="inside"), policy_lock(tmp_path, "main"):
+    with pytest.raises(RuntimeError, match="inside"), FolderLocks(tmp_path).policy("main"):
         raise RuntimeError("inside")
-    with try_policy_lock(tmp_path, "main") as mine:
+    with FolderLocks(tmp_path).try_policy("main") as mine:
         assert mine
 
 
@@ -320,18 +314,18 @@ def test_a_fork_while_the_lock_is_held_leaves_it_to_the_parent(tmp_path: Path) -
     code = """
 import os, signal, sys
 from pathlib import Path
-from weightledger.registry.log.runs import policy_lock, try_policy_lock
+from weightledger.registry.locks.folder import FolderLocks
 folder = Path(sys.argv[1])
 read, write = os.pipe()
 ready, tried = os.pipe()
-with policy_lock(folder, "main"):
+with FolderLocks(folder).policy("main"):
     if os.fork() == 0:
         os.close(write)
-        with try_policy_lock(folder, "main") as mine:
+        with FolderLocks(folder).try_policy("main") as mine:
             assert not mine
         os.write(tried, b".")
         os.read(read, 1)  # until the parent is dead
-        with policy_lock(folder, "main", timeout=30):
+        with FolderLocks(folder).policy("main", timeout=30):
             pass
         print("child is done", flush=True)
         os._exit(0)
@@ -345,19 +339,19 @@ with policy_lock(folder, "main"):
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "x" * 255, "späte Läufe ☃", "CON"])
 def test_a_policy_may_be_called_anything(tmp_path: Path, name: str) -> None:
-    with policy_lock(tmp_path, name):
+    with FolderLocks(tmp_path).policy(name):
         assert [path.parent for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "locks"]
-    assert policy_lock_file(tmp_path, "main") != policy_lock_file(tmp_path, "MAIN")
+    assert FolderLocks(tmp_path).policy_file("main") != FolderLocks(tmp_path).policy_file("MAIN")
 
 
 def test_a_folder_where_no_lock_can_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("in the way")
-    with pytest.raises(StorageError, match="locks"), policy_lock(tmp_path, "main"):
+    with pytest.raises(StorageError, match="locks"), FolderLocks(tmp_path).policy("main"):
         pass
     with pytest.raises(StorageError, match="locks"):
-        RunKeeper(tmp_path).keep_alive()
+        FolderLocks(tmp_path).keep_alive()
     with pytest.raises(StorageError, match="locks"):
-        RunKeeper(tmp_path).alive("f" * 32)
+        FolderLocks(tmp_path).alive("f" * 32)
 
 
 def test_a_file_system_without_locks_is_a_storage_error(
@@ -368,15 +362,15 @@ def test_a_file_system_without_locks_is_a_storage_error(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with pytest.raises(StorageError, match="file system with locks"), policy_lock(tmp_path, "main"):
+    with pytest.raises(StorageError, match="file system with locks"), FolderLocks(tmp_path).policy("main"):
         pass
     with pytest.raises(StorageError, match="file system with locks"):
-        RunKeeper(tmp_path).keep_alive()
+        FolderLocks(tmp_path).keep_alive()
     assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
 
 
 def test_a_damaged_note_still_names_another_process(tmp_path: Path) -> None:
-    path = policy_lock_file(tmp_path, "main")
+    path = FolderLocks(tmp_path).policy_file("main")
     path.parent.mkdir()
     for note in (b"", b"{", b"[]", b"\xff"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -385,7 +379,7 @@ def test_a_damaged_note_still_names_another_process(tmp_path: Path) -> None:
         os.pwrite(descriptor, note, 0)
         with (
             pytest.raises(InUseError, match="another process holds it"),
-            policy_lock(tmp_path, "main", timeout=0.01),
+            FolderLocks(tmp_path).policy("main", timeout=0.01),
         ):
             pass
         os.close(descriptor)
@@ -405,8 +399,8 @@ def test_a_lock_of_something_else_names_that(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- one folder, many spellings and lives
 
-ALIVE = "import sys; from pathlib import Path; from weightledger.registry.log.runs import RunKeeper\n"
-ALIVE += "print(RunKeeper(Path(sys.argv[1])).alive(sys.argv[2]))"
+ALIVE = "import sys; from pathlib import Path; from weightledger.registry.locks.folder import FolderLocks\n"
+ALIVE += "print(FolderLocks(Path(sys.argv[1])).alive(sys.argv[2]))"
 
 
 def seen_alive(folder: Path, run: str) -> bool:
@@ -424,7 +418,7 @@ def spellings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_a_folder_by_many_spellings_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "r").mkdir()
-    keepers = [RunKeeper(each) for each in spellings(tmp_path / "r", monkeypatch)]
+    keepers = [FolderLocks(each) for each in spellings(tmp_path / "r", monkeypatch)]
     run = keepers[0].keep_alive().id
     for keeper in keepers:
         assert keeper.keep_alive().id == run
@@ -438,7 +432,7 @@ def test_a_folder_by_many_spellings_has_one_run(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_that_is_mounted_at_a_second_place_has_one_run(tmp_path: Path) -> None:
     """A hard link is what a mount is to us: another path to the very file, that no path resolves to the first."""
     here, there = tmp_path / "here", tmp_path / "there"
-    first, second = RunKeeper(here), RunKeeper(there)
+    first, second = FolderLocks(here), FolderLocks(there)
     run = first.keep_alive().id
     (there / "locks").mkdir(parents=True)
     (there / "locks" / f"run-{run}").hardlink_to(here / "locks" / f"run-{run}")
@@ -458,7 +452,7 @@ def test_threads_queue_at_a_policy_however_they_spell_its_folder(
     def enter(way: Path) -> None:
         nonlocal inside, most, rounds
         for _ in range(30):
-            with policy_lock(way, "main"):
+            with FolderLocks(way).policy("main"):
                 inside += 1
                 most = max(most, inside)
                 rounds += 1
@@ -472,12 +466,12 @@ def test_threads_queue_at_a_policy_however_they_spell_its_folder(
 def test_a_folder_that_is_made_anew_has_its_run_alive(tmp_path: Path) -> None:
     """As in a notebook that clears the folder and runs its first cells again."""
     folder = tmp_path / "r"
-    old = RunKeeper(folder)
+    old = FolderLocks(folder)
     run = old.keep_alive().id
     shutil.rmtree(folder)
     folder.mkdir()
     assert not old.alive(run) and not seen_alive(folder, run)
-    new = RunKeeper(folder)
+    new = FolderLocks(folder)
     assert new.keep_alive().id == run
     assert new.alive(run) and old.alive(run) and seen_alive(folder, run)
     old.close()
@@ -489,7 +483,7 @@ def test_a_folder_that_is_made_anew_has_its_run_alive(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_lock_was_removed_is_alive_again_when_it_looks(tmp_path: Path) -> None:
-    keeper, never = RunKeeper(tmp_path), RunKeeper(tmp_path)
+    keeper, never = FolderLocks(tmp_path), FolderLocks(tmp_path)
     run = keeper.keep_alive().id
     open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for remove in (lambda: shutil.rmtree(tmp_path / "locks"), (tmp_path / "locks" / f"run-{run}").unlink):
@@ -506,22 +500,24 @@ def test_a_run_whose_lock_was_removed_is_alive_again_when_it_looks(tmp_path: Pat
 
 def test_a_policys_files_are_known_by_their_tag_before_the_policy_is(tmp_path: Path) -> None:
     tag = file_tag("main")
-    assert not tag_is_locked(tmp_path, tag)
-    with try_tag_lock(tmp_path, tag) as free:
+    assert not FolderLocks(tmp_path).tag_is_held(tag)
+    with FolderLocks(tmp_path).try_tag(tag) as free:
         assert free
     with child(LOCK, tmp_path, "main") as (process, _):
-        assert tag_is_locked(tmp_path, tag) and not tag_is_locked(tmp_path, file_tag("other"))
-        with try_tag_lock(tmp_path, tag) as free:
+        assert FolderLocks(tmp_path).tag_is_held(tag) and not FolderLocks(tmp_path).tag_is_held(
+            file_tag("other")
+        )
+        with FolderLocks(tmp_path).try_tag(tag) as free:
             assert not free
-        with try_tag_lock(tmp_path, file_tag("other")) as free:
+        with FolderLocks(tmp_path).try_tag(file_tag("other")) as free:
             assert free
         kill(process)
-    with try_tag_lock(tmp_path, tag) as free, try_policy_lock(tmp_path, "main") as mine:
+    with FolderLocks(tmp_path).try_tag(tag) as free, FolderLocks(tmp_path).try_policy("main") as mine:
         assert free and not mine, "nobody writes while the tag is locked"
 
 
 def test_a_keeper_that_is_let_go_keeps_nothing_alive(tmp_path: Path) -> None:
-    first, second = RunKeeper(tmp_path), RunKeeper(tmp_path)
+    first, second = FolderLocks(tmp_path), FolderLocks(tmp_path)
     run = first.keep_alive().id
     second.keep_alive()
     del first
@@ -529,4 +525,4 @@ def test_a_keeper_that_is_let_go_keeps_nothing_alive(tmp_path: Path) -> None:
     assert second.alive(run) and seen_alive(tmp_path, run)
     del second
     gc.collect()
-    assert not RunKeeper(tmp_path).alive(run) and not seen_alive(tmp_path, run)
+    assert not FolderLocks(tmp_path).alive(run) and not seen_alive(tmp_path, run)

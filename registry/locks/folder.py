@@ -1,4 +1,4 @@
-"""Who writes, and whether they are still alive: identity of processes, and locks that die with their holder.
+"""The locks of a registry in a folder: files that the operating system locks, and unlocks when their holder dies.
 
 Rules it keeps:
 - Liveness is an operating-system lock, never a process id or a heartbeat: the kernel drops it however the process
@@ -13,32 +13,27 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
-import hashlib
 import json
 import os
-import socket
-import sys
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 from weightledger.registry import files
 from weightledger.registry.errors import InUseError, StorageError
+from weightledger.registry.locks import LOCK_SECONDS, TAG_CHARS, policy_key
+from weightledger.registry.locks.runs import RunInfo, this_run
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 _NOTE_BYTES = 512
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _MEND = "Mend the permissions of the registry's folder, or remove what is in the way."
-_TAG_CHARS = 8
 
 _Identity: TypeAlias = tuple[int, int]
 """Device and inode of a file."""
@@ -46,22 +41,10 @@ _LockKey: TypeAlias = tuple[_Identity | str, str]
 """The folder, by its path while there is none, and the name of a lock file."""
 
 
-@dataclass(frozen=True)
-class RunInfo:
-    """Identity of one writing process, kept with what it wrote."""
+class FolderLocks:
+    """Locks as files in `locks/` of a registry's folder.
 
-    id: str
-    user: str
-    host: str
-    pid: int
-    program: str
-    started_at: datetime
-
-
-class RunKeeper:
-    """The runs of one registry: which one this process is, and which ones still live.
-
-    All keepers of a process agree on its run, so that two registries opened beside each other are one writer.
+    All of a process agree on its run, so that two registries opened beside each other are one writer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,11 +54,11 @@ class RunKeeper:
         weakref.finalize(self, _let_go, id(self)).atexit = False
 
     def __repr__(self) -> str:
-        return f"<RunKeeper {self._locks} run {self.current().id}>"
+        return f"<FolderLocks {self._locks} run {self.current().id}>"
 
     def current(self) -> RunInfo:
         """Return this process's run."""
-        return _process.run()
+        return this_run()
 
     def keep_alive(self) -> RunInfo:
         """Let every process that shares the folder see this run as alive, until this process ends or `close`.
@@ -109,39 +92,70 @@ class RunKeeper:
         return _process.holds(path) or _someone_holds(path)
 
     def close(self) -> None:
-        """Stop keeping this process's run alive, once every keeper of the folder that asked for it is closed."""
+        """Stop keeping this process's run alive, once everybody of the folder that asked for it is closed."""
         self._kept = False
         _process.let_go(id(self))
 
     def _lock_file(self, run_id: str) -> Path:
         return self._locks / f"run-{run_id}"
 
+    # ------------------------------------------------------------------ policies
 
-@contextmanager
-def policy_lock(folder: Path, policy: str, timeout: float = 60.0) -> Iterator[None]:
-    """Hold the one lock of a policy, against other processes and other threads. It is not re-entrant.
+    @contextmanager
+    def policy(self, policy: str, timeout: float = LOCK_SECONDS) -> Iterator[None]:
+        """Hold the one lock of a policy, against other processes and other threads. It is not re-entrant.
 
-    Args:
-        folder: The registry's folder.
+        Args:
+            policy: Name of the policy.
+            timeout: Seconds to wait for the present holder.
 
-        policy: Name of the policy.
+        Raises:
+            InUseError: Somebody else kept the lock for that long; names them.
+            StorageError: The lock file could not be made, or the file system has no locks.
+        """
+        with file_lock(self.policy_file(policy), what=f"policy {policy!r}", timeout=timeout):
+            yield
 
-        timeout: Seconds to wait for the present holder.
+    @contextmanager
+    def try_policy(self, policy: str) -> Iterator[bool]:
+        """Hold the lock of a policy if it is free now; gives whether it was."""
+        with _try_lock(self.policy_file(policy), f"policy {policy!r}") as mine:
+            yield mine
 
-    Raises:
-        InUseError: Somebody else kept the lock for that long; names them.
+    def policy_is_held(self, policy: str) -> bool:
+        """Tell whether somebody, this process included, holds the lock of a policy. Changes nothing."""
+        return _is_locked(self.policy_file(policy))
 
-        StorageError: The lock file could not be made, or the file system has no locks.
-    """
-    with file_lock(policy_lock_file(folder, policy), what=f"policy {policy!r}", timeout=timeout):
-        yield
+    @contextmanager
+    def try_tag(self, tag: str) -> Iterator[bool]:
+        """Hold the locks of all policies whose temporary files begin with a tag, if they are free now.
+
+        Gives whether they were. A policy need not be known for that: before its first version is stored it has no row.
+        """
+        with ExitStack() as held:
+            yield all(held.enter_context(_try_lock(path, "temporary files")) for path in self._tagged(tag))
+
+    def tag_is_held(self, tag: str) -> bool:
+        """Tell whether somebody holds the lock of a policy whose temporary files begin with a tag. Changes nothing."""
+        return any(_is_locked(path) for path in self._tagged(tag))
+
+    def policy_file(self, policy: str) -> Path:
+        """Return the lock file of a policy."""
+        return self._locks / _policy_file(policy)
+
+    def _tagged(self, tag: str) -> list[Path]:
+        # Whoever writes made the lock file first, and nobody removes it: without one there is no writer.
+        with files.refusals(f"{self._locks} cannot be listed", _MEND):
+            try:
+                names = os.listdir(self._locks)  # noqa: PTH208 - names are all that is asked for
+            except FileNotFoundError:
+                return []
+        return sorted(self._locks / name for name in names if name.startswith(f"policy-{tag[:TAG_CHARS]}"))
 
 
-@contextmanager
-def try_policy_lock(folder: Path, policy: str) -> Iterator[bool]:
-    """Hold the lock of a policy if it is free now; gives whether it was."""
-    with _try_lock(policy_lock_file(folder, policy), f"policy {policy!r}") as mine:
-        yield mine
+@lru_cache(maxsize=256)
+def _policy_file(policy: str) -> str:
+    return f"policy-{policy_key(policy)}"
 
 
 @contextmanager
@@ -183,53 +197,6 @@ def file_lock(path: Path, *, what: str, timeout: float) -> Iterator[None]:
             yield
 
 
-def policy_lock_file(folder: Path, policy: str) -> Path:
-    """Return the lock file of a policy."""
-    return Path(os.path.abspath(folder)) / "locks" / _policy_file(policy)
-
-
-@lru_cache(maxsize=256)
-def _policy_file(policy: str) -> str:
-    # A hash, because a policy's name may be longer than a file's, or differ from another only by case.
-    return f"policy-{hashlib.sha256(policy.encode()).hexdigest()[:32]}"
-
-
-def file_tag(policy: str) -> str:
-    """Return what the temporary files of a policy begin with; the name of its lock file begins with it, too."""
-    return hashlib.sha256(policy.encode()).hexdigest()[:_TAG_CHARS] + "-"
-
-
-@contextmanager
-def try_tag_lock(folder: Path, tag: str) -> Iterator[bool]:
-    """Hold the locks of all policies whose temporary files begin with a tag, if they are free now.
-
-    Gives whether they were. A policy need not be known for that: before its first version is stored it has no row.
-    """
-    with ExitStack() as held:
-        yield all(held.enter_context(_try_lock(path, "temporary files")) for path in _tagged(folder, tag))
-
-
-def tag_is_locked(folder: Path, tag: str) -> bool:
-    """Tell whether somebody holds the lock of a policy whose temporary files begin with a tag. Changes nothing."""
-    return any(_is_locked(path) for path in _tagged(folder, tag))
-
-
-def _tagged(folder: Path, tag: str) -> list[Path]:
-    # Whoever writes made the lock file first, and nobody removes it: without one there is no writer.
-    locks = Path(os.path.abspath(folder)) / "locks"
-    with files.refusals(f"{locks} cannot be listed", _MEND):
-        try:
-            names = os.listdir(locks)  # noqa: PTH208 - names are all that is asked for
-        except FileNotFoundError:
-            return []
-    return sorted(locks / name for name in names if name.startswith(f"policy-{tag[:_TAG_CHARS]}"))
-
-
-def policy_is_locked(folder: Path, policy: str) -> bool:
-    """Tell whether somebody, this process included, holds the lock of a policy. Changes nothing."""
-    return _is_locked(policy_lock_file(folder, policy))
-
-
 def _is_locked(path: Path) -> bool:
     descriptor = _open_if_there(path)
     if descriptor is None:
@@ -238,19 +205,6 @@ def _is_locked(path: Path) -> bool:
         return not _lock(descriptor, path, fcntl.LOCK_SH)
     finally:
         _process.close(descriptor)
-
-
-def user_name() -> str:
-    """Return who runs this process; containers often have a number without a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return f"uid-{os.getuid()}"
-
-
-def _as_utf8(name: str) -> str:
-    """Escape what the system takes in a name and a database does not: bytes that are no UTF-8."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass
@@ -269,23 +223,9 @@ class _Process:
     def __init__(self) -> None:
         # Re-entrant: closing what nobody refers to any more may begin in the middle of anything.
         self._guard = threading.RLock()
-        self._run: RunInfo | None = None
         self._run_locks: dict[_Identity, _RunLock] = {}
         self._thread_locks: dict[_LockKey, threading.Lock] = {}
         self._descriptors: set[int] = set()
-
-    def run(self) -> RunInfo:
-        with self._guard:
-            if self._run is None:
-                self._run = RunInfo(
-                    id=uuid.uuid4().hex,
-                    user=_as_utf8(user_name()),
-                    host=_as_utf8(socket.gethostname()),
-                    pid=os.getpid(),
-                    program=_as_utf8(sys.argv[0] if sys.argv and sys.argv[0] else Path(sys.executable).name),
-                    started_at=datetime.now(UTC),
-                )
-            return self._run
 
     def thread_lock(self, key: _LockKey) -> threading.Lock:
         with self._guard:
@@ -378,7 +318,7 @@ def _lock_key(path: Path) -> _LockKey:
 @contextmanager
 def _held(descriptor: int, what: str) -> Iterator[None]:
     try:
-        run = _process.run()
+        run = this_run()
         note = _note(what, run.pid, run.host, run.user)
         # It only serves messages, so a full disk is no reason to refuse the lock. A holder that comes again finds its
         # note there: writing would have the file system's journal wait for the disk.
