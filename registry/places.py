@@ -16,7 +16,8 @@ from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.locks import Locks
 from weightledger.registry.locks.folder import FolderLocks
 from weightledger.registry.log import schema
-from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
+from weightledger.registry.store.local import LocalSnapshots
+from weightledger.registry.store.snapshots import SnapshotStore
 
 _DATABASE: Final = "registry.db"
 _OWN_FILES: Final = (

@@ -4,6 +4,7 @@ Rules kept here
 - `weightledger.registry` and `weightledger.migrations` import neither Ray nor `weightledger.updater`, not even
   inside a function: a registry is read where no cluster is.
 - `weightledger.updater` knows of the registry what `DOORS` names: no table, no connection, no file.
+- A kind of database, of locks or of store is known where a registry's parts are chosen, and nowhere else.
 - No import is relative or by a bare folder name: both would load a module twice, under two names.
 - No two modules import each other while they are being loaded.
 - `import weightledger.registry` loads neither torch nor Ray, and no database before `Registry` is asked for.
@@ -145,6 +146,24 @@ def test_the_updater_has_no_database_and_opens_no_file(package: str) -> None:
         and ast.unparse(node.func) in ("open", "os.open", "Path.open", "io.open")
     ]
     assert opened == []
+
+
+KINDS = {
+    "weightledger.registry.database.sqlite",
+    "weightledger.registry.locks.folder",
+    "weightledger.registry.store.local",
+}
+
+
+def test_kinds_of_databases_locks_and_stores_are_chosen_in_one_place() -> None:
+    modules = sources()
+    wrong = [
+        f"{module} imports {name}"
+        for module, source in modules.items()
+        if module not in KINDS | {"weightledger.registry.places", "weightledger.migrations.env"}
+        for name in sorted(imported(source, modules, loading_only=False) & KINDS)
+    ]
+    assert wrong == [] and modules.keys() >= KINDS
 
 
 def test_the_migrations_state_their_own_tables_and_import_nothing_of_the_registry() -> None:

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightledger.registry import Registry, Version
+from weightledger.registry import Registry, StorageError, Version
 from weightledger.registry import files as own_files
 from weightledger.registry.log import fleet
-from weightledger.registry.store import snapshots
-from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.registry.store import local
+from weightledger.registry.store.local import LocalSnapshots
 
 PATIENCE = 100.0
 """Seconds after which a child counts as hung; far more than any of them needs."""
@@ -155,8 +155,8 @@ class Fuse:
     def lay(self, registry: Registry) -> None:
         """Put a step behind everything that a publish does to the disk and to the database."""
         for owner, name in (
-            (snapshots.LocalSnapshots, "create"),
-            (snapshots.LocalWriter, "write_at"),
+            (local.LocalSnapshots, "create"),
+            (local.LocalWriter, "write_at"),
             (os, "fdatasync"),
             (Path, "hardlink_to"),
             (Path, "unlink"),
@@ -192,7 +192,7 @@ class SmallDisk:
         """Leave only so many free bytes for the length of the block."""
         if not self._real:
             with self._monkeypatch.context() as patch:
-                patch.setattr(snapshots, "_write", _no_space)
+                patch.setattr(local, "_write", _no_space)
                 yield
             return
         filler = self.folder / "filler"
@@ -241,4 +241,4 @@ class StubbornSnapshots(LocalSnapshots):
 
     def delete(self, uri: str) -> None:
         path = self._path(uri)
-        raise snapshots.StorageError(f"{path} could not be removed: it is busy")
+        raise StorageError(f"{path} could not be removed: it is busy")

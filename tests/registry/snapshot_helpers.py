@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.registry.store.local import LocalSnapshots
 from weightledger.registry.weights import codec
 from weightledger.registry.weights.packing import Packer
 from weightledger.registry.weights.payload import Payload, parse

@@ -19,8 +19,8 @@ from tests.registry.helpers import exit_code_of, file_of, files, in_child, publi
 from weightledger.registry import CorruptionError, Registry, StorageError, WeightLedgerError
 from weightledger.registry import files as own_files
 from weightledger.registry.locks.folder import FolderLocks
-from weightledger.registry.store import snapshots
-from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.registry.store import local
+from weightledger.registry.store.local import LocalSnapshots
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -276,7 +276,7 @@ def test_a_disk_that_neither_writes_nor_removes_is_one_storage_error(
     """As one that was mounted anew for reading only; the next open clears away what stayed."""
     registry.publish(weights(1, size))
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "_write", Refusing(snapshots._write))
+        patch.setattr(local, "_write", Refusing(local._write))
         patch.setattr(Path, "unlink", Refusing(Path.unlink))
         with pytest.raises(StorageError, match="could not be written") as caught:
             registry.publish(weights(2, size))
@@ -322,9 +322,9 @@ def test_a_publish_that_fails_when_its_file_has_its_name_leaves_no_stray(
 def _lose_a_version_and_die(folder: Path) -> None:
     """Die after the row says that the version is lost, before its file is deleted."""
     registry = Registry.open(folder)
-    commit, delete = snapshots.LocalWriter.commit, LocalSnapshots.delete
+    commit, delete = local.LocalWriter.commit, LocalSnapshots.delete
 
-    def fail(writer: snapshots.LocalWriter, name: str) -> str:
+    def fail(writer: local.LocalWriter, name: str) -> str:
         commit(writer, name)
         raise StorageError("no")
 
@@ -332,7 +332,7 @@ def _lose_a_version_and_die(folder: Path) -> None:
         os.kill(os.getpid(), 9)
         delete(store, uri)
 
-    snapshots.LocalWriter.commit = fail  # type: ignore[method-assign]
+    local.LocalWriter.commit = fail  # type: ignore[method-assign]
     LocalSnapshots.delete = die  # type: ignore[method-assign]
     registry.publish(weights(2))
 

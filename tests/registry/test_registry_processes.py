@@ -47,7 +47,7 @@ from weightledger.registry import (
 )
 from weightledger.registry.log import fleet
 from weightledger.registry.log.models import HoldingRow, PinRow, Policy, VersionRow, Worker
-from weightledger.registry.store import snapshots
+from weightledger.registry.store import local
 
 
 @pytest.fixture
@@ -198,24 +198,24 @@ def test_a_fork_in_the_middle_of_a_publish_of_another_thread_can_publish(tmp_pat
 
 
 def _fork_amid_a_publish(folder: Path) -> None:
-    from weightledger.registry.store import snapshots
+    from weightledger.registry.store import local
 
     registry = Registry.open(folder)
     reached, go_on = threading.Event(), threading.Event()
-    write = snapshots._write
+    write = local._write
 
     def slow_write(*arguments: Any) -> None:
         reached.set()
         assert go_on.wait(60)
         write(*arguments)
 
-    snapshots._write = slow_write
+    local._write = slow_write
     thread = threading.Thread(target=registry.publish, args=(weights(1),))
     thread.start()
     assert reached.wait(60)
     child = os.fork()
     if child == 0:
-        snapshots._write = write
+        local._write = write
         registry.publish(weights(2))
         os._exit(0)
     go_on.set()
@@ -644,7 +644,7 @@ def _die_in_the_first_publish(folder: Path, policy: str, size: int) -> None:
         os.kill(os.getpid(), 9)
 
     registry = Registry.open(folder, policy=policy)
-    snapshots.LocalWriter.sync = die  # type: ignore[method-assign]
+    local.LocalWriter.sync = die  # type: ignore[method-assign]
     registry.publish(weights(1, size))
 
 
@@ -667,15 +667,15 @@ def test_a_first_publish_that_is_at_work_keeps_its_file(
 ) -> None:
     """Others open the registry, and verify it, while its file has its temporary name."""
     looks: list[tuple[list[str], list[Any]]] = []
-    sync = snapshots.LocalWriter.sync
+    sync = local.LocalWriter.sync
 
-    def look(writer: snapshots.LocalWriter) -> None:
+    def look(writer: local.LocalWriter) -> None:
         if not looks:
             with Registry.open(tmp_path / "r", policy="other") as other:
                 looks.append((files(other), other.verify()))
         sync(writer)
 
-    monkeypatch.setattr(snapshots.LocalWriter, "sync", look)
+    monkeypatch.setattr(local.LocalWriter, "sync", look)
     with Registry.open(tmp_path / "r", policy="first") as registry:
         registry.publish(weights(1))
         ((listing, faults),) = looks

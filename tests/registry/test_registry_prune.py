@@ -28,8 +28,8 @@ from tests.registry.helpers import (
 )
 from weightledger.registry import InUseError, NotFoundError, Registry
 from weightledger.registry.log.ledger import Ledger
-from weightledger.registry.store import snapshots
-from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.registry.store import local
+from weightledger.registry.store.local import LocalSnapshots
 
 
 @pytest.fixture
@@ -187,13 +187,13 @@ def test_a_load_that_has_begun_ends_though_its_version_is_pruned(
 ) -> None:
     """CK-06: another process prunes between the opening of the file and the reading of it."""
     publish_many(registry, 3)
-    fill = snapshots._fill
+    fill = local._fill
 
     def late(*arguments: Any) -> None:
         in_child(_prune_all_but_the_head, registry.location)
         fill(*arguments)
 
-    monkeypatch.setattr(snapshots, "_fill", late)
+    monkeypatch.setattr(local, "_fill", late)
     assert value_of(registry.load(1)) == 1
     assert stored(registry) == [2, 3] and len(files(registry)) == 2
 
@@ -335,7 +335,7 @@ def test_a_failed_publish_under_keep_one_leaves_the_old_version(
 
     registry.publish(weights(1))
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "_write", helpers._no_space)
+        patch.setattr(local, "_write", helpers._no_space)
         with pytest.raises(StorageError):
             registry.publish(weights(2))
         registry.prune(keep_last=1)

@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.registry.helpers import file_of, files, in_child, numbers, publish_many, value_of, weights
 from weightledger.registry import ConflictError, InvalidWeightsError, NotFoundError, Registry
-from weightledger.registry.store.snapshots import LocalSnapshots, LocalWriter
+from weightledger.registry.store.local import LocalSnapshots, LocalWriter
 
 
 @pytest.fixture

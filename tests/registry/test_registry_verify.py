@@ -13,7 +13,7 @@ import torch
 from tests.registry.helpers import exit_code_of, extra_file_of, file_of, files, publish_many, weights
 from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.records import Fault
-from weightledger.registry.store.snapshots import LocalWriter
+from weightledger.registry.store.local import LocalWriter
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import ray
 
 from tests.updater.actors import fill, filled, learn, statuses
 from weightledger.registry import Registry
-from weightledger.registry.store.snapshots import LocalWriter
+from weightledger.registry.store.local import LocalWriter
 from weightledger.updater import RayRemoteWeightUpdater
 from weightledger.updater.cycle import Cycle
 from weightledger.updater.messages import ServerWeights

@@ -29,7 +29,7 @@ from tests.benchmarks.scaling.watching import WatchedFakes, WatchedUpdater
 from tests.benchmarks.setting import GB, KB, MB, Setting, size_name
 from tests.benchmarks.timing import Contender, interleave
 from weightledger.registry import Registry
-from weightledger.registry.store.snapshots import LocalSnapshots
+from weightledger.registry.store.local import LocalSnapshots
 from weightledger.updater.in_worker.receiver import _states
 
 ROW = "scaling"

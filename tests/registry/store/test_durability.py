@@ -33,7 +33,7 @@ from tests.registry.helpers import (
 )
 from weightledger.registry import ConflictError, NotFoundError, Registry, StorageError
 from weightledger.registry import files as own_files
-from weightledger.registry.store import snapshots
+from weightledger.registry.store import local
 
 SMALL, BIG = 4, 1 << 19  # elements: one file is written at once, the other's body by a thread
 MEGABYTE = 1 << 20
@@ -230,10 +230,10 @@ def test_a_disk_error_at_any_step_leaves_no_file_and_no_version(
     registry.publish(weights(1, size))
     nth = 2 if extra else 1
     owner, name = {
-        "create": (snapshots.os, "open"),
-        "write": (snapshots, "_write"),
-        "fdatasync": (snapshots.os, "fdatasync"),
-        "name": (snapshots, "_give_name"),
+        "create": (local.os, "open"),
+        "write": (local, "_write"),
+        "fdatasync": (local.os, "fdatasync"),
+        "name": (local, "_give_name"),
         "folder": (own_files, "sync_folder"),
     }[step]
     function = getattr(owner, name)
@@ -266,7 +266,7 @@ def test_an_error_that_is_no_disk_error_leaves_nothing_either(
 
     registry.publish(weights(1))
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "_give_name", interrupt)
+        patch.setattr(local, "_give_name", interrupt)
         with pytest.raises(KeyboardInterrupt):
             registry.publish(weights(2))
     assert registry.get(2).state == "lost" and len(files(registry)) == 1
@@ -401,7 +401,7 @@ def test_files_are_durable_before_any_row_says_stored(
         return call
 
     monkeypatch.setattr(os, "fdatasync", note("data", os.fdatasync))
-    monkeypatch.setattr(snapshots, "_give_name", note("name", snapshots._give_name))
+    monkeypatch.setattr(local, "_give_name", note("name", local._give_name))
     monkeypatch.setattr(own_files, "sync_folder", note("folder", own_files.sync_folder))
     event.listen(registry.database.engine, "commit", lambda conn: told.append("commit"))
     registry.publish(weights(2), extra=_extra(2, SMALL))

@@ -14,7 +14,8 @@ import pytest
 
 from tests.registry.snapshot_helpers import loaded, packed, seal, stored
 from weightledger.registry.errors import CorruptionError, StorageError
-from weightledger.registry.store.snapshots import LocalSnapshots, SnapshotStore
+from weightledger.registry.store.local import LocalSnapshots
+from weightledger.registry.store.snapshots import SnapshotStore
 from weightledger.registry.testing import SnapshotStoreTests
 from weightledger.registry.weights.arrays import page_buffer
 from weightledger.registry.weights.payload import parse
@@ -215,7 +216,7 @@ def test_storing_what_was_loaded_leaves_the_first_file_alone(tmp_path: Path) -> 
 def test_a_writer_that_was_killed_leaves_a_leftover_and_no_file(tmp_path: Path) -> None:
     """CK-01 (a), TD-10: what it wrote never mixes into a later file."""
     program = (
-        "import os, sys; from weightledger.registry.store.snapshots import LocalSnapshots;"
+        "import os, sys; from weightledger.registry.store.local import LocalSnapshots;"
         "writer = LocalSnapshots(sys.argv[1]).create('dead-1'); writer.write_at(0, b'd' * 100_000);"
         "os.kill(os.getpid(), 9)"
     )
@@ -230,7 +231,7 @@ def test_a_writer_that_was_killed_leaves_a_leftover_and_no_file(tmp_path: Path) 
 
 def test_reading_and_writing_files_needs_no_torch() -> None:
     program = (
-        "import sys, weightledger.registry.store.snapshots, weightledger.registry.values;"
+        "import sys, weightledger.registry.store.local, weightledger.registry.values;"
         "import weightledger.registry.weights.digest;"
         "print({'torch', 'ray', 'tensordict'} & set(sys.modules))"
     )
