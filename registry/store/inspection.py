@@ -40,6 +40,16 @@ def read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes |
     Raises:
         CorruptionError: missing, cut short, or other bytes than were stored.
     """
+    try:
+        return _read_payload(store, file, what, into)
+    except CorruptionError:
+        if not store.forget(file.uri):
+            raise
+    # It was a copy that is damaged; the file itself may be whole.
+    return _read_payload(store, file, what, into)
+
+
+def _read_payload(store: SnapshotStore, file: FileEntry, what: str, into: Bytes | None) -> Payload:
     from weightledger.registry.weights.arrays import page_buffer
     from weightledger.registry.weights.layout import LENGTH_BYTES
     from weightledger.registry.weights.payload import parse
@@ -96,6 +106,7 @@ def check_there(ledger: Ledger, store: SnapshotStore, conn: Connection, number: 
 def is_whole(store: SnapshotStore, file: FileEntry) -> bool:
     """Tell whether a stored file is there and holds what its row says."""
     try:
+        store.forget(file.uri)  # a whole copy of it elsewhere is none of it
         read_payload(store, file, "a stored file of equal content")
     except (CorruptionError, StorageError):
         return False
@@ -192,6 +203,7 @@ def _check(store: SnapshotStore, entry: _Stored) -> Fault | None:
     try:
         size = store.size(file.uri)
         if size == file.file_bytes:
+            store.forget(file.uri)
             read_payload(store, file, "the file")
             return None
         if size is None:

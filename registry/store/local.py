@@ -35,6 +35,7 @@ PAGE: Final = 4096  # bytes; what direct writes are aligned to
 _DIRECT_BYTES: Final = (
     512 << 10
 )  # from here on a write goes past the page cache, which halves what it costs the caller
+_OWNER: Final = ".registry"
 _CHUNK: Final = 32 << 20  # bytes a system call
 _WATCHED_CHUNK: Final = 1 << 20  # the same, when somebody waits for what comes first
 
@@ -89,6 +90,11 @@ class LocalSnapshots:
             found = files.regular_stat(path)
         return None if found is None else found.st_size
 
+    def forget(self, uri: str) -> bool:
+        """Return False: nothing is kept nearer than the files."""
+        self._path(uri)
+        return False
+
     def where(self, uri: str) -> str:
         """Return the path of a committed file."""
         return str(self._path(uri))
@@ -96,6 +102,36 @@ class LocalSnapshots:
     def delete(self, uri: str) -> None:
         """Remove a committed file; readers that have it open keep it."""
         files.remove(self._path(uri))
+
+    def owner(self) -> str | None:
+        """Return the identity of the registry that claimed this folder; None when none did."""
+        path = self.folder / _OWNER
+        with _reading(path, "read"):
+            try:
+                descriptor = files.open_regular(path, os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+            try:
+                return os.read(descriptor, 100).decode("ascii", "replace").strip()
+            finally:
+                os.close(descriptor)
+
+    def claim(self, registry: str) -> str:
+        """Write a registry's identity into the folder, which is made, unless another one's is there."""
+        path = self.folder / _OWNER
+        with _storing(path, len(registry)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                return self.owner() or ""
+            try:
+                os.write(descriptor, registry.encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            files.sync_folder(self.folder)
+        return registry
 
     def uris(self) -> list[str]:
         """Return the names of all committed files, sorted."""
@@ -171,7 +207,7 @@ class LocalWriter:
         self._end = 0
         self._synced = False
 
-    def write_at(self, offset: int, buffer: Buffer) -> None:
+    def write_at(self, offset: int, buffer: Buffer, *, lent: bool = False) -> None:
         """Write bytes at an offset; large ones past the page cache, where disk and alignment allow it."""
         from weightledger.registry.weights.arrays import as_bytes
 
@@ -182,7 +218,7 @@ class LocalWriter:
             done = self._write_direct(offset, view) if view.nbytes >= _DIRECT_BYTES else 0
             _write(self._open_fd(), view[done:], offset + done)
 
-    def sync(self) -> None:
+    def sync(self, name: str | None = None) -> None:
         """Make durable what was written."""
         with self._storing():
             os.fdatasync(self._open_fd())

@@ -526,11 +526,11 @@ class _FileJob:
         assert self._writer is not None
         start = self.part.payload.layout.data_start
         try:
-            self._writer.write_at(start, self.part.payload.buffer[start:])
+            self._writer.write_at(start, self.part.payload.buffer[start:], lent=True)
             self._ready.wait()
             if self._header is not None:
                 self._writer.write_at(0, self._header)
-                self._writer.sync()
+                self._writer.sync(self._name)
         except BaseException as error:  # noqa: BLE001 - `join` raises it in the thread that publishes
             self._error = error
 

@@ -19,16 +19,24 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | Bytes"
 class SnapshotWriter(Protocol):
     """A file that is being written. As a context manager it aborts at the end unless it was committed."""
 
-    def write_at(self, offset: int, buffer: Buffer) -> None:
+    def write_at(self, offset: int, buffer: Buffer, *, lent: bool = False) -> None:
         """Write bytes at an offset, in any order, from any one thread at a time.
+
+        Args:
+            offset: Where, in bytes from the file's beginning.
+            buffer: The bytes.
+            lent: The caller leaves them as they are until `commit` or `abort`, so that they need not be copied.
 
         Raises:
             StorageError: The disk refused; the writer is aborted.
         """
         ...
 
-    def sync(self) -> None:
-        """Make durable what was written, so that `commit` has less to do.
+    def sync(self, name: str | None = None) -> None:
+        """Make durable what was written, so that `commit` has less to do. Nobody sees it yet.
+
+        Args:
+            name: What `commit` is going to name it, if that is known.
 
         Raises:
             StorageError: The disk refused; the writer is aborted.
@@ -97,6 +105,14 @@ class SnapshotStore(Protocol):
         """
         ...
 
+    def forget(self, uri: str) -> bool:
+        """Drop what is kept of a committed file nearer than the file itself, so that the next read is of that.
+
+        Returns:
+            Whether this store keeps such copies, so that a second read may find what the first did not.
+        """
+        ...
+
     def where(self, uri: str) -> str:
         """Say where a committed file is, so that whoever reads an error finds it."""
         ...
@@ -106,6 +122,25 @@ class SnapshotStore(Protocol):
 
         Raises:
             StorageError: It is there and cannot be removed.
+        """
+        ...
+
+    def owner(self) -> str | None:
+        """Return the identity of the registry that claimed this place; None when none did.
+
+        Raises:
+            StorageError: Nobody can look.
+        """
+        ...
+
+    def claim(self, registry: str) -> str:
+        """Write a registry's identity down here, unless another one's is.
+
+        Returns:
+            The identity that is here now.
+
+        Raises:
+            StorageError: It cannot be written.
         """
         ...
 

@@ -240,10 +240,10 @@ class _SlowWriter(LocalWriter):
     reached = threading.Event()
     go_on = threading.Event()
 
-    def write_at(self, offset: int, buffer: Any) -> None:
+    def write_at(self, offset: int, buffer: Any, *, lent: bool = False) -> None:
         type(self).reached.set()
         assert type(self).go_on.wait(60)
-        super().write_at(offset, buffer)
+        super().write_at(offset, buffer, lent=lent)
 
 
 class _SlowSnapshots(LocalSnapshots):
