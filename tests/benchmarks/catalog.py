@@ -60,6 +60,18 @@ ROWS = (
         "≤ 1.25 × from 16 MB; below, ≤ 2 ms more",
     ),
     Row(
+        "object-store",
+        "objects:measure",
+        "Durable publish to an S3 endpoint on loopback, against obstore.put of the same bytes",
+        "≤ 1.25 × from 16 MB; below, ≤ 20 ms more, for the database's commit",
+    ),
+    Row(
+        "cache",
+        "objects:measure_cache",
+        "Verified read of a remote file's copy on disk, against the same from a folder",
+        "≤ 1.1 × from 1 MB; below, ≤ 0.2 ms more",
+    ),
+    Row(
         "held",
         "held:measure",
         "Learner held by update_weights(wait=False), against one memcpy of the weights",

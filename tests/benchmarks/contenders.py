@@ -193,7 +193,7 @@ class _Dropping:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def write_at(self, offset: int, buffer: Any) -> None:
+    def write_at(self, offset: int, buffer: Any, *, lent: bool = False) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
