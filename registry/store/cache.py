@@ -166,50 +166,65 @@ class CachedSnapshots:
             log.warning("the cache %s is not used: %s", self.folder, error)
 
     def begin(self, nbytes: int) -> tuple[int, Path] | None:
-        """Open a file for a copy; None when there is no room for one."""
+        """Open a file of so many bytes for a copy; None when there is no room for one."""
         if nbytes > self.max_bytes:
             return None
+        path = self.folder / f"{uuid.uuid4().hex}{_BEGUN}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(nbytes)
-            path = self.folder / f"{uuid.uuid4().hex}{_BEGUN}"
             descriptor = files.open_regular(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-            # Held while it is written: one that nobody holds was left by a process that died.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.tell(error)
             return None
-        return descriptor, path
+        try:
+            # Held while it is written: one that nobody holds was left by a process that died.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its size from now on: who makes room after this counts it, so that all together keep the bound.
+            os.ftruncate(descriptor, nbytes)
+            if self._make_room(path.name):
+                return descriptor, path
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass  # taken for one that was left, by a process that makes room; it removes it
+        except OSError as error:
+            self.tell(error)
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+        return None
 
-    def _make_room(self, nbytes: int) -> None:
+    def _make_room(self, own: str) -> bool:
+        """Remove what was used longest ago, until all is within the bound; False if what is being written is not."""
         copies: list[tuple[float, int, str]] = []
+        total = 0
         for entry in os.scandir(self.folder):
             try:
                 found = entry.stat(follow_symlinks=False)
-                if entry.name.endswith(_BEGUN):
-                    _remove_if_left(entry.path)
-                elif entry.name.endswith(_END):
+                if entry.name.endswith(_END):
                     copies.append((found.st_mtime, found.st_size, entry.path))
+                elif not entry.name.endswith(_BEGUN) or (entry.name != own and _remove_if_left(entry.path)):
+                    continue
+                total += found.st_size
             except FileNotFoundError:
                 continue  # another process was quicker
-        total = sum(size for _, size, _ in copies) + nbytes
         for _, size, path in sorted(copies):
             if total <= self.max_bytes:
                 break
             Path(path).unlink(missing_ok=True)
             total -= size
+        return total <= self.max_bytes
 
 
-def _remove_if_left(path: str) -> None:
+def _remove_if_left(path: str) -> bool:
+    """Remove a file that a dead process began; tell whether it was one."""
     descriptor = files.open_regular(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
         Path(path).unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
     finally:
         os.close(descriptor)
+    return True
 
 
 class _Filling:
@@ -257,6 +272,8 @@ class _Filling:
         (descriptor, path), self._begun = self._begun, None
         try:
             how(path)
+        except FileNotFoundError:
+            pass  # taken for one that was left, between its making and its lock
         except OSError as error:
             self._cache.tell(error)
         finally:

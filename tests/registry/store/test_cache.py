@@ -234,9 +234,22 @@ def test_what_a_killed_process_left_goes_with_the_next_copy(
     assert [path.suffix for path in copies(near)] == [".copy"]
 
 
+def used(store: CachedSnapshots) -> int:
+    """Return what the files of a cache take up, as far as they are still there."""
+    sizes = []
+    for path in copies(store):
+        try:
+            sizes.append(path.stat().st_size)
+        except FileNotFoundError:
+            pass
+    return sum(sizes)
+
+
 def test_many_processes_share_a_cache(far: Far, near: CachedSnapshots) -> None:
     """Each reads what it asks for, while copies come and go; in the end they are within the bound."""
-    uris = [put(near, seed) for seed in range(6)]
+    near.folder.mkdir()
+    for seed in range(6):
+        put(near, seed)
     program = (
         "import sys, random; import numpy as np\n"
         "from hashlib import sha256\n"
@@ -256,9 +269,14 @@ def test_many_processes_share_a_cache(far: Far, near: CachedSnapshots) -> None:
         subprocess.Popen([sys.executable, "-W", "error", "-c", program, far.folder, near.folder, str(seed)])
         for seed in range(4)
     ]
-    assert [child.wait(90) for child in children] == [0] * 4
-    read(near, uris[0])
-    assert sum(path.stat().st_size for path in copies(near)) <= 3_500_000
+    most, deadline = 0, time.monotonic() + 90
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        most = max(most, used(near))
+        time.sleep(0.002)
+    assert [child.wait(1) for child in children] == [0] * 4
+    # Each process may be about to make room for what it has just begun.
+    assert 0 < most <= 3_500_000 + 4 * 1_000_000
+    assert 0 < used(near) <= 3_500_000
     assert {path.suffix for path in copies(near)} == {".copy"}
 
 

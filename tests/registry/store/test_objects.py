@@ -12,6 +12,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from weightledger.registry.store.opening import open_snapshots
 from weightledger.registry.store.snapshots import SnapshotStore
 from weightledger.registry.testing import SnapshotStoreTests
 
-BRIEF = Patience(connect=1.0, request=1.0, retries=1, retrying=5.0)
+BRIEF = Patience(connect=2.0, request=5.0, retries=1, retrying=5.0)
 LARGE = 3 * PART_BYTES + 12_345
 
 
@@ -218,8 +219,8 @@ def test_what_lasts_is_one_clear_error_within_the_bound(
     fault: str, said: str, nbytes: int, proxy: Proxy, s3: S3
 ) -> None:
     """And nothing is offered, nor left."""
-    store, before = bucket(), s3.uploads()
-    proxy.slow = 1.2
+    store, before = bucket(replace(BRIEF, request=0.4 if fault == "hang" else 5.0)), s3.uploads()
+    proxy.slow = 0.6
     proxy.always(fault, lambda request: request.method == "PUT")  # type: ignore[arg-type]
     begin = time.monotonic()
     with pytest.raises(StorageError, match=said) as caught:
@@ -228,7 +229,7 @@ def test_what_lasts_is_one_clear_error_within_the_bound(
     assert f"{store.bucket}/one.safetensors" in str(caught.value)
     proxy.always("pass")
     assert (store.uris(), s3.uploads()) == ([], before)
-    uri = committed(store, nbytes)
+    uri = committed(ObjectSnapshots(str(store.bucket)), nbytes)
     proxy.always(fault)  # type: ignore[arg-type]
     for call in (store.read, store.size, store.delete)[: 1 if fault == "hang" else None]:
         with pytest.raises(StorageError, match=str(store.bucket)):
@@ -315,7 +316,7 @@ def test_a_process_that_was_forked_is_told_and_does_not_wait_for_ever(proxy: Pro
 
 def test_secrets_are_in_no_error_repr_pickle_or_log(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    store = bucket(Patience(connect=1.0, request=1.0, retries=0, retrying=1.0))
+    store = bucket(Patience(connect=2.0, request=5.0, retries=0, retrying=1.0))
     uri = committed(store, 1000)
     texts = [repr(store), str(vars(store)), store.where(uri), repr(store.create("x"))]
     texts.append(pickle.dumps(store).decode("latin-1"))
