@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -294,21 +292,29 @@ def test_a_store_that_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_process_that_was_forked_is_told_and_does_not_wait_for_ever(proxy: Proxy) -> None:
     store = bucket()
-    uri = committed(store, 1000)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        try:
-            store.read(uri)
-        except StorageError as error:
-            os.write(write, str(error).encode())
-        finally:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(write)
-    with os.fdopen(read) as said:
-        assert "was forked" in said.read()
+    committed(store, 1000)
+    program = (
+        "import os, signal, sys; from weightledger.registry.store.objects import ObjectSnapshots\n"
+        "store = ObjectSnapshots(sys.argv[1])\n"
+        "assert store.size('one.safetensors') == 1000\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    signal.alarm(20)\n"
+        "    try: store.read('one.safetensors')\n"
+        "    except Exception as error: print(type(error).__name__, error, flush=True)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert store.size('one.safetensors') == 1000\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(store.bucket)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (run.returncode, run.stdout.split(" ")[0]) == (0, "StorageError"), run.stderr
+    assert "was forked" in run.stdout
 
 
 # ---------------------------------------------------------------------- secrets
