@@ -60,7 +60,7 @@ class Registry:
     def __init__(self, place: places.Place, policy: str) -> None:
         self.place = place
         self.location = place.location
-        """The folder, absolute."""
+        """The folder, absolute; of a server, its URL without a password."""
         self.policy = policy
         self.uuid = place.uuid
         """The registry's own identity, 32 hexadecimal digits, made once."""
@@ -76,33 +76,42 @@ class Registry:
         location: str | os.PathLike[str],
         *,
         policy: str = "default",
+        snapshots: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
         create: bool = True,
         migrate: bool = True,
     ) -> Self:
-        """Open the registry in a folder.
+        """Open a registry, in a folder or on a PostgreSQL server.
 
         Args:
-            location: the folder; it will hold `registry.db` and `snapshots/`. Relative paths are resolved now.
+            location: a folder, which will hold `registry.db` and `snapshots/`; relative paths are resolved now. Or a
+                server's URL, `postgresql+psycopg://user@host/database` (the extra `postgres`).
             policy: the series of versions to see.
+            snapshots: where the weights are, if not beside the record: a folder, or a bucket's URL (`s3://bucket/prefix`,
+                `gs://`, `az://`; the extra `s3`). It is noted at the first open, so that later ones need not say it.
+            cache: a folder of this machine for copies of what is read from a bucket; bounded.
             create: make what is missing.
-            migrate: bring an older database up to this library's schema, under a lock.
+            migrate: bring an older database in a folder up to this library's schema, under a lock. One on a server is
+                upgraded by `weightledger upgrade` alone.
 
         Raises:
             NotFoundError: nothing is there and `create` is off.
-            ValueError: the location is no folder's path (a URL), or the policy's name is none.
+            ValueError: the location is neither a folder's path nor a PostgreSQL URL, psycopg is not installed, or the
+                policy's name is none.
+            StorageError: the server cannot be reached or lets nobody in, or the snapshots belong to another registry.
             SchemaError: the database is newer than the library, or older and `migrate` is off.
             CorruptionError: the database file is damaged, is no database, or is gone while its snapshots are there.
         """
         arguments.name("policy", policy)
         create, migrate = arguments.flag("create", create), arguments.flag("migrate", migrate)
-        place = places.open_place(location, create=create, migrate=migrate)
+        place = places.open_place(location, snapshots=snapshots, cache=cache, create=create, migrate=migrate)
         recover(place.database, place.locks, place.snapshots)
         return cls(place, policy)
 
     def for_policy(self, policy: str) -> Self:
         """Return the same registry, seen through another policy."""
         self.database.check_open()
-        return type(self).open(self.location, policy=policy, create=False)
+        return type(self).open(self.place.address, policy=policy, create=False)
 
     def close(self) -> None:
         """Release the database and the buffers; every call after it raises `StorageError`, which says so.
@@ -123,7 +132,7 @@ class Registry:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopen, (type(self), str(self.location), self.policy))
+        return (_reopen, (type(self), self.place.address, self.policy))
 
     def __repr__(self) -> str:
         return f"<Registry {str(self.location)!r} policy={self.policy!r}>"

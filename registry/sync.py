@@ -24,7 +24,7 @@ from weightledger.registry.log.fleet import Ahead, Claim, Push, Settlement, Stre
 from weightledger.registry.log.refs import Ref
 from weightledger.registry.log.refs import parse as parse_ref
 from weightledger.registry.log.staleness import staleness_of
-from weightledger.registry.places import locks_of
+from weightledger.registry.places import is_alive_at
 from weightledger.registry.records import Pin, Version
 from weightledger.registry.store.inspection import check_there
 from weightledger.registry.store.publishing import INLINE_BYTES, Draft, Publication, check_step
@@ -471,8 +471,7 @@ class Sync:
         if ahead.run == self.run:
             return False
         # A copy of the registry has locks of its own.
-        places = [locks, locks_of(ahead.registry)] if ahead.registry else [locks]
-        return any(each.alive(ahead.run) for each in places)
+        return locks.alive(ahead.run) or (bool(ahead.registry) and is_alive_at(ahead.registry, ahead.run))
 
     # ------------------------------------------------------------------ bytes
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weightledger.registry import places
 from weightledger.registry.commands import options, render, render_workers
 from weightledger.registry.commands.dispatch import Answer, Call, RefArgument, accepting, command
 from weightledger.registry.commands.terminal import Line, words
@@ -270,11 +271,10 @@ def prune(
 def upgrade(call: Call) -> Answer:
     """Bring an older registry's database up to date."""
     try:
-        with call.upgrading(migrate=False) as registry:
+        with call.upgrading() as registry:
             location, done = registry.location, False
     except SchemaError:
-        with call.upgrading(migrate=True) as registry:
-            location, done = registry.location, True
+        location, done = places.upgrade(call.location or ""), True
     said = "is upgraded" if done else "is up to date already"
     return Answer({"registry": str(location), "upgraded": done}, lambda: [Line(words(f"{location} {said}."))])
 

@@ -89,9 +89,9 @@ class Call:
             yield registry
 
     @contextmanager
-    def upgrading(self, *, migrate: bool) -> Iterator[Registry]:
+    def upgrading(self) -> Iterator[Registry]:
         """Open the registry whatever its policies are."""
-        with self._open(create=False, migrate=migrate) as registry:
+        with self._open(create=False, migrate=False) as registry:
             yield registry
 
     def rows(self, limit: int | None, show_all: bool, default: int) -> int | None:

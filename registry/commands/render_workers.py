@@ -12,15 +12,16 @@ from datetime import datetime
 from weightledger.registry.commands.render import METRIC_COLUMNS, Marks
 from weightledger.registry.commands.terminal import Block, Cell, Column, Line, Style, Table, joined, words
 from weightledger.registry.commands.wording import (
+    SET_BACK,
     UNKNOWN,
     age,
     figure,
+    length,
     moment,
     natural,
     pin_target,
     precise,
     some,
-    span,
     version_name,
     zone,
     zoned,
@@ -287,7 +288,7 @@ def _confirmed(row: Holding) -> Cell:
     if row.damage:
         return words((UNKNOWN, "warn"))
     if row.confirmed_at is not None:
-        return words((f"+{span((row.confirmed_at - row.pushed_at).total_seconds())}", "dim"))
+        return words((_delay(row.pushed_at, row.confirmed_at), "dim"))
     return words(("not yet" if row.ended_at is None else "never", "warn"))
 
 
@@ -298,9 +299,14 @@ def _held_for(row: Holding, now: datetime) -> Cell:
         return words("–")
     if row.ended_at is None and row.state != "held":
         return words(("?", "warn"))
-    seen = span(((row.ended_at or now) - row.confirmed_at).total_seconds())
+    seen = length(row.confirmed_at, row.ended_at or now)
     # Its end is the last evidence of it, and the process may have gone on.
-    return words(f"≥ {seen}" if row.ended_how == "lost" else seen)
+    return words(f"≥ {seen}" if row.ended_how == "lost" and seen != SET_BACK else seen)
+
+
+def _delay(start: datetime, end: datetime) -> str:
+    seen = length(start, end)
+    return seen if seen == SET_BACK else f"+{seen}"
 
 
 def _holding_state(row: Holding) -> Cell:

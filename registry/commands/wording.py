@@ -7,6 +7,7 @@ not known, as in a damaged row, is `?`.
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Final
 
 from weightledger.registry.records import Pin
 
@@ -52,6 +53,15 @@ def age(time: datetime | None, now: datetime) -> str:
     if seconds < -1:
         return f"{span(-seconds)} ahead of this clock"
     return "just now" if seconds < 1 else f"{span(seconds)} ago"
+
+
+SET_BACK: Final = "clock set back"
+
+
+def length(start: datetime, end: datetime) -> str:
+    """Return how long something lasted; nobody knows when the clock was set back meanwhile."""
+    seconds = (end - start).total_seconds()
+    return SET_BACK if seconds < 0 else span(seconds)
 
 
 def span(seconds: float) -> str:

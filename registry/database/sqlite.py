@@ -44,7 +44,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from weightledger.registry import files
-from weightledger.registry.database import CONFUSED, OPTION
+from weightledger.registry.database import OPTION
+from weightledger.registry.database.translating import survey, translated
 from weightledger.registry.errors import (
     CorruptionError,
     InUseError,
@@ -83,6 +84,8 @@ class _Connection(sqlite3.Connection):
         """Whether the database had its write-ahead log when this connection was made."""
         self.siblings: set[_Connection] = set()
         """The open connections of its engine."""
+        self.stuck = False
+        """Whether SQLite opened the file for reading alone, since the disk refused more at that moment."""
         self.check_file: Callable[[], None] = _nothing
         """Refuses when another file stands under the name than its engine opened first."""
         _connections.add(self)
@@ -222,8 +225,10 @@ class SqliteDatabase:
             openings.connections.add(connection)
             return connection
 
-        def give_back(connection: _Connection, record: PoolProxiedConnection | ConnectionPoolEntry) -> None:
-            if openings.closed:
+        def give_back(
+            connection: _Connection | None, record: PoolProxiedConnection | ConnectionPoolEntry
+        ) -> None:
+            if openings.closed or (connection is not None and connection.stuck):
                 record.invalidate()
 
         # A thread that needs a connection never waits for another thread's. Where nothing can be written, each
@@ -310,29 +315,8 @@ class SqliteDatabase:
             finally:
                 raw.execute("PRAGMA foreign_keys=ON")
 
-    @contextmanager
-    def _translate(self) -> Iterator[None]:
-        """Turn what is raised inside into errors of this library that name the file.
-
-        Raises:
-            CorruptionError: What the code inside met is damage in the record, which is named.
-        """
-        try:
-            yield
-        except WeightLedgerError:
-            raise
-        except (SQLAlchemyError, sqlite3.Error, *CONFUSED) as error:
-            # SQLAlchemy wraps what the driver raises, and what is raised where values are converted.
-            cause = getattr(error, "orig", None) or error
-            if isinstance(cause, WeightLedgerError):
-                raise cause from cause.__cause__
-            if not isinstance(cause, CONFUSED):
-                raise _as_ours(cause, self) from cause
-            found = _damage(self)
-            if found is None:
-                # The record is sound, so the code is wrong, and its own error says more.
-                raise cause from cause.__cause__
-            raise found from cause
+    def _translate(self) -> AbstractContextManager[None]:
+        return translated(sqlite3.Error, lambda error: _as_ours(error, self), lambda: _damage(self))
 
     # ------------------------------------------------------------------ its life
 
@@ -473,14 +457,13 @@ def table_names(connection: Connection) -> set[str]:
 
 def _damage(database: SqliteDatabase) -> CorruptionError | None:
     """Look through the whole record for what may have led code astray."""
-    from weightledger.registry.log import damage
-
     try:
-        with database.engine.begin() as connection:
-            found = damage.survey(connection)
-            return CorruptionError(damage.told(connection, found)) if found else None
+        return survey(database)
     except WeightLedgerError:
         return None
+    except UnicodeDecodeError as error:
+        # Even the words in which SQLite complains are made of damaged names then.
+        return _malformed(error, database.path)
     except (SQLAlchemyError, sqlite3.Error) as error:
         cause = getattr(error, "orig", None) or error
         if _primary_code(cause) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
@@ -557,7 +540,11 @@ def _prepare(connection: _Connection, more: list[str]) -> _Connection:
 def _begin(connection: Connection) -> None:
     raw = _raw(connection)
     raw.check_file()
-    raw.execute("BEGIN IMMEDIATE" if connection.get_execution_options().get(_IMMEDIATE) else "BEGIN")
+    try:
+        raw.execute("BEGIN IMMEDIATE" if connection.get_execution_options().get(_IMMEDIATE) else "BEGIN")
+    except sqlite3.OperationalError as error:
+        raw.stuck = _primary_code(error) == sqlite3.SQLITE_READONLY
+        raise
 
 
 def _try_write_ahead_log(cursor: Any) -> str | None:

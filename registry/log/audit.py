@@ -67,6 +67,8 @@ AnyRow: TypeAlias = Row[*tuple[Any, ...]]
 
 _CONFIRMED = HoldingRow.confirmed_at.is_not(None)
 _OPEN = HoldingRow.ended_at.is_(None)
+_ENDED_EARLY = HoldingRow.ended_at < func.coalesce(HoldingRow.confirmed_at, HoldingRow.pushed_at)
+"""Ended before it began: the clock was set back. In the words of the index that has these rows alone."""
 _UNSETTLED = 3  # so many pushes of one worker may be without an answer at once
 _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -383,14 +385,12 @@ def _holdings() -> Select[*tuple[Any, ...]]:
 
 def _lasted_beyond(moment: datetime) -> ColumnElement[bool]:
     # What ended before it began lasted until the clock was set back, and nobody knows when that was.
-    return or_(_OPEN, HoldingRow.ended_at > moment, HoldingRow.ended_at < HoldingRow.confirmed_at)
+    return or_(_OPEN, HoldingRow.ended_at > moment, _ENDED_EARLY)
 
 
 def _backwards(policy: PolicyRef) -> Select[*tuple[Any, ...]]:
     """Select the workers in whose history the clock was set back: there times tell nothing of the order."""
-    return select(HoldingRow.worker_id).where(
-        HoldingRow.policy_id == policy.id, HoldingRow.ended_at < HoldingRow.confirmed_at
-    )
+    return select(HoldingRow.worker_id).where(HoldingRow.policy_id == policy.id, _ENDED_EARLY)
 
 
 def _held_at(policy: PolicyRef, moment: datetime) -> Select[*tuple[Any, ...]]:
@@ -582,9 +582,9 @@ def events(
 
         version: Only about this version.
 
-        since: Only at or after this time.
+        since: Only from the first one at or after this time on; a clock that was set back later leaves none out.
 
-        until: Only before this time.
+        until: Only before this time; with `since`, what has a time in between.
 
         limit: Only the newest so many.
     """
@@ -592,14 +592,36 @@ def events(
     for of, wanted in ((EventRow.kind, kind), (EventRow.worker, worker), (EventRow.version, version)):
         if wanted is not None:
             query = query.where(of == wanted)
-    if since is not None:
-        query = query.where(EventRow.at >= since)
     if until is not None:
         query = query.where(EventRow.at < until)
+    if since is not None and until is not None:
+        query = query.where(EventRow.at >= since)
+    elif since is not None:
+        first = _first_since(conn, policy, since)
+        if first is None:
+            return []
+        query = query.where(EventRow.id >= first)
     query = query.order_by(EventRow.id.desc())
     if limit is not None:
         query = query.limit(limit)
     return damage.listed(conn, query, {}, lambda row, why: _event(policy, row, why))[::-1]
+
+
+def _first_since(conn: Connection, policy: PolicyRef, since: datetime) -> int | None:
+    """Return the first event at or after a time; None when there is none.
+
+    Order comes from numbers: what follows it was written later, whatever a clock that was set back says. Each look is
+    one seek, as long as the newest event is the latest one.
+    """
+    mine = select(EventRow.id).where(EventRow.policy_id == policy.id)
+    since_then = mine.where(EventRow.at >= since).order_by(EventRow.at, EventRow.id).limit(1)
+    first = conn.scalar(since_then)
+    latest = conn.scalar(mine.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(1))
+    if first is None or latest is None or latest >= first:
+        return first
+    # The clock was set back in between: the span begins before that, if it has events there.
+    earlier = conn.scalar(since_then.where(EventRow.id <= latest))
+    return first if earlier is None else min(first, earlier)
 
 
 def _event(policy: PolicyRef, row: Any, damaged: str) -> Event:

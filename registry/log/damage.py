@@ -16,7 +16,7 @@ import json
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias, TypeVar
@@ -254,7 +254,7 @@ def _value(column: Any, cell: Any) -> Any:
             return None
         raise _UnsoundError("expected a value, found none")
     if isinstance(kind, Boolean):
-        if type(cell) is int and cell in (0, 1):
+        if type(cell) in (int, bool) and cell in (0, 1):
             return bool(cell)
         raise _UnsoundError(f"expected 0 or 1, found {arguments.shown(cell)}")
     if isinstance(kind, Integer):
@@ -265,6 +265,11 @@ def _value(column: Any, cell: Any) -> Any:
         if type(cell) in (int, float):
             return float(cell)
         raise _UnsoundError(f"expected a number, found {arguments.shown(cell)}")
+    # Drivers of databases that have such types give them as they are.
+    if isinstance(kind, UtcDateTime) and isinstance(cell, datetime):
+        return cell.astimezone(UTC)
+    if isinstance(kind, JSON) and isinstance(cell, dict | list):
+        return cell
     if type(cell) is not str:
         raise _UnsoundError(f"expected text, found {arguments.shown(cell)}")
     if values.surrogate(cell):
@@ -385,7 +390,8 @@ def _damaged_among(table: Table, rows: Sequence[Any]) -> Iterator[Cell]:
 
 def _wrong(column: Any, cells: Sequence[Any]) -> Iterator[tuple[int, str]]:
     # Most columns have few different cells. Only of one type, since 1 and 1.0 are one cell to a set.
-    alike = len(set(map(type, cells)) - {type(None)}) <= 1
+    types = set(map(type, cells)) - {type(None)}
+    alike = len(types) <= 1 and types.isdisjoint({dict, list})
     bad: dict[Any, str] = {}
     for at, cell in enumerate(set(cells) if alike else cells):
         try:

@@ -89,6 +89,8 @@ class About(Base):
     __tablename__ = "about"
     uuid: Mapped[str] = mapped_column(String(32), primary_key=True)
     created_at: Mapped[datetime]
+    snapshots: Mapped[str | None] = mapped_column(Text)
+    """Where the snapshots are, if not where the kind of registry has them by itself."""
 
 
 class Run(Base):
@@ -259,7 +261,7 @@ class Worker(Base):
     detail: Mapped[str] = mapped_column(Text)
 
 
-_BACKWARDS = text("ended_at < confirmed_at")
+_BACKWARDS = text("ended_at < coalesce(confirmed_at, pushed_at)")
 _OPEN = text("ended_at IS NULL")
 
 

@@ -20,16 +20,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Select, String, column, func, insert, select, table
+from sqlalchemy import Connection, Select, String, column, func, insert, select, table, update
 
 from weightledger.registry.database import Database
 from weightledger.registry.errors import InUseError, NotFoundError, SchemaError
-from weightledger.registry.log.models import About
+from weightledger.registry.log.models import About, Snapshot
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0002"
+HEAD = "0003"
 LOCK_SECONDS = 300.0
 SCRIPTS = "weightledger.migrations:"
 _REVISION: Select[str] = select(column("version_num", String)).select_from(table("alembic_version"))
@@ -118,6 +118,24 @@ def alembic_config(connection: Connection | None = None) -> Config:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
+
+
+def noted_snapshots(database: Database) -> str | None:
+    """Return where a registry's snapshots are, if they are not where its kind has them by itself."""
+    with database.reading() as connection:
+        return connection.execute(select(About.snapshots)).scalar()
+
+
+def has_snapshots(database: Database) -> bool:
+    """Tell whether a snapshot was ever stored."""
+    with database.reading() as connection:
+        return connection.execute(select(Snapshot.id).limit(1)).first() is not None
+
+
+def note_snapshots(database: Database, where: str) -> None:
+    """Note where a registry's snapshots are."""
+    with database.writing() as connection:
+        connection.execute(update(About).values(snapshots=where))
 
 
 def _identity(database: Database) -> str | None:

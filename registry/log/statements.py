@@ -34,6 +34,8 @@ class _Ready:
     fixed: Mapping[str, Any]
     """Those that the statement gives itself, converted."""
     converters: Mapping[str, _Convert]
+    by_name: bool
+    """Whether the driver takes parameters by name, and not in order."""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         found = self.converters
@@ -85,7 +87,10 @@ class Statement:
         # Thousands of rows: each one is put in order by one call.
         place = {name: at for at, name in enumerate((*names, *shared))}
         ordered, rest = itemgetter(*(place[name] for name in ready.names)), tuple(shared.values())
-        _cursor(conn).executemany(ready.text, [ordered(row + rest) for row in rows])
+        found_rows: Any = [ordered(row + rest) for row in rows]
+        if ready.by_name:
+            found_rows = [dict(zip(ready.names, row, strict=True)) for row in found_rows]
+        _cursor(conn).executemany(ready.text, found_rows)
 
     def _execute(self, conn: Connection, values: Mapping[str, Any]) -> Any:
         ready = self._in_words_of(conn.dialect)
@@ -101,17 +106,20 @@ def _compile(clause: ClauseElement, dialect: Dialect) -> _Ready:
     compiled = clause.compile(dialect=dialect)
     assert isinstance(compiled, SQLCompiler)
     converters = {}
-    for name, bound in compiled.binds.items():
+    bound_by_name = {name: bound for bound, name in compiled.bind_names.items()}
+    for name, bound in bound_by_name.items():
         convert = bound.type.dialect_impl(dialect).bind_processor(dialect)
         if convert is not None:
             converters[name] = convert
     fixed = {
         name: converters[name](value) if name in converters else value
         for name, value in compiled.params.items()
-        if not compiled.binds[name].required
+        if not bound_by_name[name].required
     }
-    names = list(compiled.binds) if compiled.positiontup is None else compiled.positiontup
-    return _Ready(dialect.name, compiled.string, names, fixed, converters)
+    names = list(bound_by_name) if compiled.positiontup is None else compiled.positiontup
+    return _Ready(
+        dialect.name, compiled.string, names, fixed, converters, by_name=compiled.positiontup is None
+    )
 
 
 def _converted(row: tuple[Any, ...], converters: Iterable[tuple[int, _Convert]]) -> tuple[Any, ...]:
@@ -122,6 +130,8 @@ def _converted(row: tuple[Any, ...], converters: Iterable[tuple[int, _Convert]])
 
 
 def _ordered(ready: _Ready, values: Mapping[str, Any]) -> Any:
+    if ready.by_name:
+        return {name: values[name] for name in ready.names}
     return tuple([values[name] for name in ready.names])
 
 

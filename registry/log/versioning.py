@@ -106,7 +106,10 @@ _NEXT_NUMBER = Statement(
 )
 _FILE_STORED = Statement(update(Snapshot).where(Snapshot.id == bindparam("key")).values(stored=True))
 _VERSION_STORED = Statement(
-    update(VersionRow).where(VersionRow.id == bindparam("key")).values(state="stored")
+    update(VersionRow)
+    .where(VersionRow.id == bindparam("key"), VersionRow.state == literal_column("'writing'"))
+    .values(state="stored")
+    .returning(VersionRow.id)
 )
 _WRITING = and_(VersionRow.policy_id == bindparam("policy"), VersionRow.state == literal_column("'writing'"))
 _UNFINISHED = select(VersionRow.number).where(_WRITING)
@@ -223,7 +226,11 @@ def open_version(
     upon: Standing,
     begins_line: bool = False,
 ) -> Opened:
-    """Take the next number and write its row as `writing`; its parent is the head, unless it begins a line."""
+    """Take the next number and write its row as `writing`; its parent is the head, unless it begins a line.
+
+    Raises:
+        ConflictError: somebody else took a number since `upon` was seen.
+    """
     at, parent = now(), None if begins_line else upon.head
     number, key = append(
         ledger,
@@ -246,15 +253,28 @@ def open_version(
         shapes=entry.shapes,
         dtypes=entry.dtypes,
     )
+    if number != upon.last_number + 1:
+        raise ConflictError(
+            f"policy {ledger.policy!r} moved: expected to write v{upon.last_number + 1}, but v{number - 1} was written "
+            "meanwhile by somebody else. Nothing was written; publish again"
+        )
     files = (snapshot_id,) if extra_snapshot_id is None else (snapshot_id, extra_snapshot_id)
     abandons = upon.head if begins_line else None
     return Opened(number, key, parent, abandons, files, ledger.run_id(conn), at)
 
 
 def store_version(ledger: Ledger, conn: Connection, version: Opened, entry: Entry) -> None:
-    """Make a `writing` version the head: its files are durable now."""
+    """Make a `writing` version the head: its files are durable now.
+
+    Raises:
+        ConflictError: it is not `writing` any more: somebody took its writer for dead and marked it lost.
+    """
     _FILE_STORED.run_each(conn, ("key",), [(key,) for key in version.snapshots])
-    _VERSION_STORED.run(conn, key=version.id)
+    if _VERSION_STORED.first(conn, key=version.id) is None:
+        raise ConflictError(
+            f"v{version.number} of policy {ledger.policy!r} was marked lost while it was written: its writer was taken "
+            "for dead. It is no version; publish again"
+        )
     write_metrics(ledger, conn, version.id, entry.metrics)
     details = {"parent": version.parent}
     if version.abandons is not None:

@@ -369,7 +369,6 @@ class Publication:
             upon=self._upon,
             begins_line=self.begins_line,
         )
-        assert self.number == self._upon.last_number + 1, "the policy's lock was not held"
 
     def store(self) -> None:
         """Make the files durable under their names."""

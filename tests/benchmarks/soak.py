@@ -111,8 +111,8 @@ def _look(registry: Registry, processes: Sequence[Process], updates: int, second
         max(process.descriptors() for process in processes),
         learner.threads(),
         max(process.threads() for process in processes),
-        len(list((registry.location / "snapshots").iterdir())),
-        sum(path.stat().st_size for path in registry.location.glob("registry.db*")),
+        len(list((Path(registry.location) / "snapshots").iterdir())),
+        sum(path.stat().st_size for path in Path(registry.location).glob("registry.db*")),
     )
 
 

@@ -201,10 +201,10 @@ def test_a_new_migration_starts_from_the_template_with_its_rules(tmp_path: Path)
     with rows.database.rebuilding() as conn:
         config = schema.alembic_config(conn)
         config.set_main_option("script_location", str(scripts))
-        command.revision(config, "colours", rev_id="0003", autogenerate=True)
-    (path,) = (scripts / "versions").glob("0003*.py")
+        command.revision(config, "colours", rev_id="0004", autogenerate=True)
+    (path,) = (scripts / "versions").glob("0004*.py")
     source = path.read_text()
     compile(source, path, "exec")
-    assert source.startswith('"""colours\n\nRevision 0003, after 0002.')
+    assert source.startswith('"""colours\n\nRevision 0004, after 0003.')
     assert "Lose no row." in source
     assert "pass\n" in source

@@ -69,20 +69,20 @@ def file_of(registry: Registry, number: int) -> Path:
     """Return the path of a version's snapshot file."""
     with registry.ledger.reading() as conn:
         weights_file, _ = registry.ledger.files_of(conn, number)
-    return registry.location / "snapshots" / weights_file.uri
+    return Path(registry.location) / "snapshots" / weights_file.uri
 
 
 def extra_file_of(registry: Registry, number: int) -> Path:
     with registry.ledger.reading() as conn:
         _, extra_file = registry.ledger.files_of(conn, number)
     assert extra_file is not None
-    return registry.location / "snapshots" / extra_file.uri
+    return Path(registry.location) / "snapshots" / extra_file.uri
 
 
 def files(registry: Registry) -> list[str]:
-    """Return the names of everything in the snapshots folder, hidden files included."""
-    folder = registry.location / "snapshots"
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    """Return the names of everything in the snapshots folder but its owner's note, hidden files included."""
+    folder = Path(registry.location) / "snapshots"
+    return sorted({entry.name for entry in folder.iterdir()} - {".registry"}) if folder.is_dir() else []
 
 
 def hold(registry: Registry, worker: str, number: int, *, confirm: bool = True) -> None:

@@ -30,7 +30,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 def database(registry: Registry) -> Path:
-    return registry.location / "registry.db"
+    return Path(registry.location) / "registry.db"
 
 
 def change(registry: Registry, statement: str, *values: Any) -> None:
@@ -41,7 +41,7 @@ def change(registry: Registry, statement: str, *values: Any) -> None:
 
 def file_of(registry: Registry, number: int) -> Path:
     digest = registry.get(number).digest.removeprefix("blake3:")
-    (path,) = (registry.location / "snapshots").glob(f"{digest}-*")
+    (path,) = (Path(registry.location) / "snapshots").glob(f"{digest}-*")
     return path
 
 
@@ -195,7 +195,7 @@ def questions(registry: Registry) -> dict[str, Callable[[], Any]]:
         "load_extra": lambda: registry.load_extra(1),
         "tensor_hashes": lambda: registry.tensor_hashes(1),
         "payload": lambda: registry.payload(1),
-        "export": lambda: registry.export(1, registry.location.parent / "out.safetensors"),
+        "export": lambda: registry.export(1, Path(registry.location).parent / "out.safetensors"),
         "restore": lambda: registry.restore(1, into),
         "rollback": lambda: registry.rollback(1, restructure=True),
         "verify": registry.verify,

@@ -94,7 +94,7 @@ def test_a_loop_of_links_hides_no_other_fault(registry: Registry) -> None:
     publish_many(registry, 3)
     put("loop", file_of(registry, 1), Path())
     file_of(registry, 3).unlink()
-    put("loop", registry.location / "snapshots" / "stray.safetensors", Path())
+    put("loop", Path(registry.location) / "snapshots" / "stray.safetensors", Path())
     assert {(fault.kind, fault.versions) for fault in registry.verify()} == {
         ("corrupt", (1,)),
         ("missing", (3,)),

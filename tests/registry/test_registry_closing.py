@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[Registry], Any]] = {
     "best": lambda registry: registry.best("reward"),
     "delete_alias": lambda registry: registry.delete_alias("good"),
     "events": lambda registry: registry.events(),
-    "export": lambda registry: registry.export(1, registry.location.parent / "out.safetensors"),
+    "export": lambda registry: registry.export(1, Path(registry.location).parent / "out.safetensors"),
     "for_policy": lambda registry: registry.for_policy("other"),
     "get": lambda registry: registry.get(1),
     "head": lambda registry: registry.head(),
@@ -94,7 +94,7 @@ def test_after_close_a_call_says_so_and_does_nothing(folder: Path, name: str) ->
     registry.load()
     registry.close()
     before = state(folder)
-    with pytest.raises(StorageError, match=r"r/registry\.db.*was closed.*Registry\.open"):
+    with pytest.raises(StorageError, match=r"(r/registry\.db|postgresql).*was closed.*Registry\.open"):
         CALLS[name](registry)
     assert state(folder) == before
     assert database_descriptors(folder) == 0

@@ -175,7 +175,7 @@ def test_a_fork_publishes_on_with_connections_of_its_own(tmp_path: Path) -> None
         assert numbers(registry.versions()) == list(range(1, 42))
         assert len({version.run for version in registry.versions()}) == 2
         assert registry.verify() == []
-        with sqlite3.connect(registry.location / "registry.db") as plain:
+        with sqlite3.connect(Path(registry.location) / "registry.db") as plain:
             assert plain.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         plain.close()
 
@@ -229,12 +229,14 @@ def test_processes_that_make_the_registry_at_once_make_one(tmp_path: Path) -> No
     assert len(set(identities)) == 1
 
 
+@pytest.mark.folder
 def test_a_new_registry_has_a_write_ahead_log_from_its_first_open(tmp_path: Path) -> None:
     """Else whoever reads waits for whoever writes, until somebody opens it again."""
     with Registry.open(tmp_path / "new" / "r") as registry, registry.ledger.reading() as conn:
         assert conn.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 
 
+@pytest.mark.folder
 def test_threads_that_make_the_registry_at_once_make_one(tmp_path: Path) -> None:
     """SQL-07."""
     with ThreadPoolExecutor(4) as pool:
@@ -251,6 +253,7 @@ def _identity(folder: Path) -> str:
         return registry.uuid
 
 
+@pytest.mark.folder
 def test_a_relative_path_is_the_one_of_the_moment_of_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +302,7 @@ def test_a_temporary_directory_on_another_disk_is_not_used(
     assert list(memory.iterdir()) == []
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize(
     "name", ["a?b#c%20d", "with spaces", "ümläut 漢字", "mode=ro&x", "a'b\"c", "50%", "x;y"]
 )
@@ -367,6 +371,7 @@ def test_a_missing_registry_is_not_made_when_nobody_asked_for_it(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.folder
 def test_a_database_of_a_newer_library_is_refused_and_not_touched(tmp_path: Path) -> None:
     """SQL-09."""
     with Registry.open(tmp_path / "r") as registry:
@@ -390,6 +395,7 @@ def _overwrite_first_page(database: Path) -> None:
         file.write(b"\xff" * 4096)
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize("damage", [_fill_with_text, _overwrite_first_page])
 def test_a_damaged_database_is_told_and_neither_replaced_nor_repaired(
     tmp_path: Path, damage: Callable[[Path], None]
@@ -407,6 +413,7 @@ def test_a_damaged_database_is_told_and_neither_replaced_nor_repaired(
     assert database.read_bytes() == before and path.read_bytes() == content
 
 
+@pytest.mark.folder
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     """SQL-16's neighbour."""
     with sqlite3.connect(tmp_path / "registry.db") as plain:
@@ -416,6 +423,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         Registry.open(tmp_path)
 
 
+@pytest.mark.folder
 def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "r").touch()
     with pytest.raises((StorageError, NotFoundError), match=str(tmp_path / "r")):
@@ -443,6 +451,7 @@ with Registry.open(sys.argv[1], create=False) as registry:
 """
 
 
+@pytest.mark.folder
 def test_a_folder_that_cannot_be_written_can_be_read() -> None:
     folder = Path(tempfile.mkdtemp(prefix="weightledger-read-only-"))
     try:
@@ -605,12 +614,13 @@ def test_a_registry_that_is_made_anew_has_its_workers_to_itself(tmp_path: Path) 
     assert in_child(_states, folder) == [("unknown", None)]
 
 
+@pytest.mark.folder
 def test_a_run_whose_lock_file_was_removed_keeps_its_workers_from_its_next_push_on(tmp_path: Path) -> None:
     """Somebody who tidies up takes `locks/` for rubbish."""
     with Registry.open(tmp_path / "r") as registry:
         publish_many(registry, 2)
         hold(registry, "w", 1)
-        shutil.rmtree(registry.location / "locks")
+        shutil.rmtree(Path(registry.location) / "locks")
         assert in_child(_states, registry.location) == [("unknown", None)]
         _push(registry, "w", 2)
         assert in_child(_states, registry.location) == [("confirmed", 2)]
@@ -657,7 +667,7 @@ def test_a_first_publish_that_dies_leaves_nothing_for_good(tmp_path: Path, size:
         with registry.ledger.reading() as conn:
             assert registry.ledger.policies(conn) == []
         assert {fault.kind for fault in registry.verify()} == {"stray"} and len(files(registry)) == 1
-        (registry.location / "snapshots" / ".notes.tmp").touch()
+        (Path(registry.location) / "snapshots" / ".notes.tmp").touch()
         with Registry.open(tmp_path / "r"):
             assert files(registry) == [".notes.tmp"], "what is none of ours stays"
 
@@ -669,11 +679,11 @@ def test_a_first_publish_that_is_at_work_keeps_its_file(
     looks: list[tuple[list[str], list[Any]]] = []
     sync = local.LocalWriter.sync
 
-    def look(writer: local.LocalWriter) -> None:
+    def look(writer: local.LocalWriter, name: str | None = None) -> None:
         if not looks:
             with Registry.open(tmp_path / "r", policy="other") as other:
                 looks.append((files(other), other.verify()))
-        sync(writer)
+        sync(writer, name)
 
     monkeypatch.setattr(local.LocalWriter, "sync", look)
     with Registry.open(tmp_path / "r", policy="first") as registry:

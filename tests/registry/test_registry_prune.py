@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_deleted_is_told_and_tried_again(registry: Registr
 def test_a_store_that_never_deletes_does_not_stop_training(registry: Registry) -> None:
     """CK-08's neighbour."""
     publish_many(registry, 3)
-    willing, registry.snapshots = registry.snapshots, StubbornSnapshots(registry.location / "snapshots")
+    willing, registry.snapshots = registry.snapshots, StubbornSnapshots(Path(registry.location) / "snapshots")
     with pytest.warns(UserWarning, match=r"1 file.*busy"):
         registry.prune(keep_last=1)
     registry.publish(weights(9))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.registry.copying import copy_registry
 from tests.registry.helpers import memory_folder, numbers, publish_many, value_of, weights
 from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.log import refs
@@ -33,14 +33,14 @@ def story() -> Iterator[Path]:
 @pytest.fixture
 def registry(story: Path) -> Iterator[Registry]:
     with memory_folder() as folder:
-        shutil.copytree(story, folder / "copy")
+        copy_registry(story, folder / "copy")
         with Registry.open(folder / "copy") as opened:
             yield opened
 
 
 def add_older_alias(registry: Registry, name: str, number: int) -> None:
     """Write an alias as an older library did, which accepted nearly every name."""
-    with sqlite3.connect(registry.location / "registry.db") as database:
+    with sqlite3.connect(Path(registry.location) / "registry.db") as database:
         database.execute(
             "INSERT INTO aliases (policy_id, name, version_id, moved_at) SELECT policy_id, ?, id, created_at "
             "FROM versions WHERE number = ?",
@@ -83,8 +83,9 @@ def test_going_back_counts_publishes_on_the_line_and_no_rollbacks(registry: Regi
         registry.get("head~1")
 
 
+@pytest.mark.folder
 def test_lost_numbers_are_passed_by_on_the_way_back(registry: Registry) -> None:
-    with sqlite3.connect(registry.location / "registry.db") as database:
+    with sqlite3.connect(Path(registry.location) / "registry.db") as database:
         database.execute("UPDATE versions SET state = 'lost' WHERE number = 6")
     database.close()
     registry.publish(weights(7))
@@ -132,10 +133,11 @@ def test_of_equal_contents_the_newest_that_can_be_loaded_is_meant(registry: Regi
     assert registry.load(shared) is not None and registry.get(shared).number == made.number
 
 
+@pytest.mark.folder
 def test_digits_that_fit_several_contents_are_refused_with_all_of_them(registry: Registry) -> None:
     one, two = registry.get(1).digest, registry.get(4).digest
     alike = one[:17] + two[17:]
-    with sqlite3.connect(registry.location / "registry.db") as database:
+    with sqlite3.connect(Path(registry.location) / "registry.db") as database:
         for table in ("versions", "snapshots"):
             database.execute(f"UPDATE {table} SET digest = ? WHERE digest = ?", (alike, two))
     database.close()
@@ -169,6 +171,7 @@ def test_all_but_aliases_are_pinned_as_numbers(registry: Registry, ref: str) -> 
     assert registry.target("w").number == number
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize("ref", ["head~1", "best:reward", "HEAD"])
 def test_every_call_takes_every_form(registry: Registry, ref: str, tmp_path: Path) -> None:
     if ref == "HEAD":
@@ -249,6 +252,7 @@ def test_other_names_are_free(registry: Registry, name: str) -> None:
     assert registry.get(name).number == 3 and registry.pins()[0].ref == name
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize(
     "name", ["HEAD", "latest", "None", "+3", "1_0", "best ", "head~1", "best:reward", "blake3:00"]
 )

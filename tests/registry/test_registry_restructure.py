@@ -26,7 +26,9 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 def state(registry: Registry) -> tuple[int, list[str]]:
-    return len(registry.versions()), sorted(path.name for path in (registry.location / "snapshots").iterdir())
+    return len(registry.versions()), sorted(
+        path.name for path in (Path(registry.location) / "snapshots").iterdir()
+    )
 
 
 def test_other_shapes_are_refused_by_name_and_nothing_is_written(registry: Registry) -> None:

@@ -40,8 +40,8 @@ def test_every_fault_is_told_with_its_kind_and_its_versions(registry: Registry) 
     paths[3].write_bytes(flipped)
     with extra_file_of(registry, 5).open("ab") as file:
         file.write(b"tail")
-    (registry.location / "snapshots" / "stray.safetensors").touch()
-    (registry.location / "snapshots" / ".stray.tmp").touch()
+    (Path(registry.location) / "snapshots" / "stray.safetensors").touch()
+    (Path(registry.location) / "snapshots" / ".stray.tmp").touch()
     before = files(registry)
     found = {(fault.kind, fault.versions, fault.path) for fault in registry.verify()}
     assert found == {

@@ -175,7 +175,7 @@ REFERENCES: dict[str, Call] = {
     "payload(ref)": lambda s, make: s.registry.payload(make(2)).digest,
     "read(ref)": lambda s, make: s.registry.read(make(2))[0].digest,
     "export(ref)": lambda s, make: (
-        s.registry.export(make(2), s.registry.location.parent / "x").stat().st_size
+        s.registry.export(make(2), Path(s.registry.location).parent / "x").stat().st_size
     ),
     "tensor_hashes(ref)": lambda s, make: s.registry.tensor_hashes(make(2)),
     "rollback(to)": lambda s, make: s.registry.rollback(make(2)).restores,

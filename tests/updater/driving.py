@@ -35,7 +35,7 @@ class Driver(RayRemoteWeightUpdater):
             die()
         handle = super()._sync_weights_with_worker(worker_id, server_weights)
         bare = ServerWeights(**{**vars(server_weights), "handle": bytes(server_weights.handle)})
-        (self.registry.location / f"push-{server_weights.version}-{worker_id}").write_bytes(
+        (Path(self.registry.location) / f"push-{server_weights.version}-{worker_id}").write_bytes(
             pickle.dumps(bare)
         )
         return handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.registry.damaging import run
 from weightledger.registry import Registry
 from weightledger.registry.log import ledger
 from weightledger.updater.testing import FakeWorkers
@@ -148,3 +150,49 @@ def test_a_worker_that_restarts_after_the_clock_was_set_back_is_lost_and_found(
     ]
     fleet.remove_worker(0)
     assert [each.worker for each in registry.holdings()] == ["fake-1"]
+
+
+def test_events_since_a_time_leave_out_none_that_came_later_by_number(
+    fleet: FakeWorkers, clock: type[Clock]
+) -> None:
+    learn(fleet, 2)
+    moment = clock.at + timedelta(seconds=1)
+    registry = fleet.registry
+    registry.set_alias("before", 1)
+    clock.at -= timedelta(hours=1)
+    registry.set_alias("after", 2)
+    fleet.rollback(1, "collapsed")
+    found = registry.events(since=moment)
+    assert [(each.kind, each.version) for each in found] == [("alias", 1), ("alias", 2), ("rollback", 3)]
+    assert registry.events(since=moment, limit=2) == found[1:]
+    assert registry.events(since=moment + timedelta(days=1)) == []
+
+
+def test_a_push_that_was_never_confirmed_and_ended_after_the_clock_was_set_back_is_found(
+    fleet: FakeWorkers, clock: type[Clock]
+) -> None:
+    learn(fleet, 2)
+    fleet.hang(0)
+    with torch.no_grad():
+        fleet.policy_weights.weight.add_(1.0)
+    assert fleet.update_weights().workers[0].status == "timeout"
+    pushed = clock.at
+    clock.at -= timedelta(hours=1)
+    fleet.remove_worker(0)
+    registry = fleet.registry
+    (last,) = [each for each in registry.history(worker="fake-0") if each.confirmed_at is None]
+    assert last.version == 3 and last.ended_at is not None and last.ended_at < last.pushed_at
+    assert last in registry.history(worker="fake-0", since=pushed)
+    assert last in registry.history(since=pushed)
+
+
+def test_the_command_line_prints_no_length_that_is_below_zero(
+    fleet: FakeWorkers, clock: type[Clock], tmp_path: Path
+) -> None:
+    learn(fleet, 3)
+    clock.at -= timedelta(hours=1)
+    learn(fleet, 2)
+    for words in (["audit"], ["audit", "--worker", "fake-0"], ["status"], ["events"], ["log"]):
+        ran = run("--registry", str(tmp_path), *words)
+        assert ran.code == 0 and not re.search(r"-\d[\d,]* ?(ms|s|min|h|d)\b", ran.out), ran.out
+    assert "clock set back" in run("--registry", str(tmp_path), "audit").out

@@ -93,6 +93,7 @@ def jumps(registry: Registry) -> list[Event]:
     return [event for event in registry.events() if event.kind == "order_jump"]
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize("lost", [1, 5])
 def test_workers_ahead_of_a_registry_that_was_put_back_are_reached_by_the_next_update(
     tmp_path: Path, lost: int
@@ -121,6 +122,7 @@ def test_workers_ahead_of_a_registry_that_was_put_back_are_reached_by_the_next_u
         assert len(jumps(fleet.registry)) == 1
 
 
+@pytest.mark.folder
 def test_a_probe_compares_with_the_registrys_version_and_ends_what_is_false(tmp_path: Path) -> None:
     """The worker holds the v2 of before; the registry that was put back has another v2 of the same order."""
     fakes = workers(1)
@@ -165,6 +167,7 @@ def test_a_registry_that_was_made_anew_reaches_its_workers_and_says_who_wrote_be
         check_record(fleet.registry, fleet)
 
 
+@pytest.mark.folder
 def test_a_registry_that_was_put_back_to_before_its_first_version_begins_again(tmp_path: Path) -> None:
     """The same registry, emptied: its numbers and orders begin at one again."""
     fakes = workers(1)
@@ -217,6 +220,7 @@ def put_back(folder: Path) -> None:
     shutil.copytree(folder / "backup", folder / "r")
 
 
+@pytest.mark.folder
 def test_a_policy_that_is_emptied_under_a_living_updater_is_refused_by_name(tmp_path: Path) -> None:
     """Somebody deletes the versions by hand: the update neither hangs nor publishes."""
     registry = Registry.open(tmp_path)

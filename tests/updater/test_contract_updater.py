@@ -93,7 +93,7 @@ def command(folder: Path, *words: str) -> str:
 
 
 def elsewhere(updater: RayRemoteWeightUpdater, *words: str) -> str:
-    return command(updater.registry.location, *words)
+    return command(Path(updater.registry.location), *words)
 
 
 def published_elsewhere(updater: RayRemoteWeightUpdater, value: float, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_each_trial_has_a_registry_of_its_own_and_one_that_died_goes_on_in_it(tm
         assert result.metrics["runners"] == [result.metrics["learner"]]
         assert result.metrics["weightledger"][MODULE]["ok"]
     found = registries(ledgers, results)
-    assert {each.name for each in ledgers.iterdir()} == {each.location.name for each in found.values()}
+    assert {each.name for each in ledgers.iterdir()} == {Path(each.location).name for each in found.values()}
     assert len({registry.uuid for registry in found.values()}) == 2
     slow, fast = found[SLOW].versions(), found[FAST].versions()
     assert [version.parent for version in slow] == [None, 1, 2, 3]

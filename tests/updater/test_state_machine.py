@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import nn
 
+from tests.registry.copying import copy_registry
 from weightledger.registry import NotFoundError, Registry
 from weightledger.registry.records import Holding, Version
 from weightledger.registry.weights.live import live_digest
@@ -90,7 +91,7 @@ class Fleet(RuleBasedStateMachine):
     @initialize(interval=st.integers(0, 2))
     def begin(self, interval: int) -> None:
         self.folder = tempfile.mkdtemp()
-        shutil.copytree(empty_registry(), self.folder, dirs_exist_ok=True)
+        copy_registry(empty_registry(), self.folder)
         self.interval = interval
         self.learner = constant(0.0)
         self.rollbacks: list[int] = []

@@ -121,4 +121,4 @@ class _Turn:
 def _file_of(registry: Registry, number: int) -> Path:
     with registry.ledger.reading() as conn:
         file, _ = registry.ledger.files_of(conn, number)
-    return registry.location / "snapshots" / file.uri
+    return Path(registry.location) / "snapshots" / file.uri

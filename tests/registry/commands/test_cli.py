@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from tests.registry.copying import ON_SERVER, copy_registry
 from weightledger import migrations
 from weightledger.registry import Registry
 from weightledger.registry.commands.app import app
@@ -154,10 +155,11 @@ def folder(history: tuple[Path, dict[str, str]]) -> Path:
 @pytest.fixture
 def copy(history: tuple[Path, dict[str, str]], tmp_path: Path) -> Path:
     """A registry of one's own to write to; the run that steered its workers is gone there."""
-    with sqlite3.connect(history[0] / "registry.db") as database:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    database.close()
-    shutil.copytree(history[0], tmp_path / "copy", ignore=shutil.ignore_patterns("locks"))
+    if not ON_SERVER:
+        with sqlite3.connect(history[0] / "registry.db") as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.close()
+    copy_registry(history[0], tmp_path / "copy", ignore=shutil.ignore_patterns("locks"))
     return tmp_path / "copy"
 
 
@@ -183,6 +185,7 @@ def test_the_log_shows_the_lineage_and_who_wrote_it(folder: Path) -> None:
     assert "[red]\\x1b[2J" in lines[3]
 
 
+@pytest.mark.folder
 def test_the_log_in_json_is_the_versions_and_is_complete(folder: Path) -> None:
     data = run("log", "--registry", folder, "--json").data
     with Registry.open(folder) as registry:
@@ -276,6 +279,7 @@ def test_the_status_shows_what_each_worker_holds_and_how_sure_that_is(folder: Pa
     assert data["registry"] == str(folder)
 
 
+@pytest.mark.folder
 def test_workers_whose_updater_is_gone_are_unknown_and_that_is_explained(copy: Path) -> None:
     """RL-11: what an earlier run knew is marked as such."""
     ran = run("status", "--registry", copy)
@@ -605,18 +609,19 @@ def test_an_upgrade_of_a_current_registry_changes_nothing(copy: Path) -> None:
     assert run("upgrade", "--json", "--registry", copy).data == {"registry": str(copy), "upgraded": False}
 
 
+@pytest.mark.folder
 def test_an_older_registry_is_upgraded_by_commands_that_write_and_refused_by_those_that_read(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library with one more migration meets a registry of this one."""
     scripts = tmp_path / "scripts"
     shutil.copytree(Path(migrations.__path__[0]), scripts)
-    (scripts / "versions" / "v0003_more.py").write_text(
-        "from alembic import op\nimport sqlalchemy as sa\nrevision, down_revision = '0003', '0002'\n"
+    (scripts / "versions" / "v0004_more.py").write_text(
+        "from alembic import op\nimport sqlalchemy as sa\nrevision, down_revision = '0004', '0003'\n"
         "def upgrade():\n    op.add_column('runs', sa.Column('more', sa.Text()))\n"
     )
     monkeypatch.setattr(schema, "SCRIPTS", str(scripts))
-    monkeypatch.setattr(schema, "HEAD", "0003")
+    monkeypatch.setattr(schema, "HEAD", "0004")
     for command in (*READING, "prune --keep-last 1 --dry-run", "export 1 out"):
         ran = run(*command.split(), "--registry", copy)
         assert ran.code == 1
@@ -626,15 +631,16 @@ def test_an_older_registry_is_upgraded_by_commands_that_write_and_refused_by_tho
     assert run("log", "--registry", copy).code == 0
 
 
+@pytest.mark.folder
 def test_a_decision_upgrades_an_older_registry_on_its_way(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(Path(migrations.__path__[0]), tmp_path / "scripts")
-    (tmp_path / "scripts" / "versions" / "v0003_none.py").write_text(
-        "revision, down_revision = '0003', '0002'\ndef upgrade():\n    pass\n"
+    (tmp_path / "scripts" / "versions" / "v0004_none.py").write_text(
+        "revision, down_revision = '0004', '0003'\ndef upgrade():\n    pass\n"
     )
     monkeypatch.setattr(schema, "SCRIPTS", str(tmp_path / "scripts"))
-    monkeypatch.setattr(schema, "HEAD", "0003")
+    monkeypatch.setattr(schema, "HEAD", "0004")
     assert run("rollback", "--to", 1, "--reason", "x", "--registry", copy).code == 0
     assert run("show", "--json", "--registry", copy).data["restores"] == 1
 
@@ -802,6 +808,7 @@ def set_revision(folder: Path, revision: str | None) -> None:
     database.close()
 
 
+@pytest.mark.folder
 def test_a_registry_of_a_newer_library_is_refused_by_every_command(copy: Path) -> None:
     """SQL-09."""
     set_revision(copy, "deadbeef0001")
@@ -811,6 +818,7 @@ def test_a_registry_of_a_newer_library_is_refused_by_every_command(copy: Path) -
         assert "newer" in ran.err and "deadbeef0001" in ran.err
 
 
+@pytest.mark.folder
 def test_a_damaged_database_is_one_line_with_its_path(copy: Path) -> None:
     """SQL-16."""
     (copy / "registry.db").write_text("not a database at all, but long enough to be looked at" * 100)
@@ -867,6 +875,7 @@ def test_a_reader_that_goes_away_is_no_traceback(folder: Path) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.folder
 def test_questions_and_decisions_load_neither_torch_nor_ray_nor_alembic(copy: Path) -> None:
     """In one fresh process; with --json, rich is not needed either."""
     program = (
@@ -935,7 +944,7 @@ def test_times_are_shown_in_the_local_zone_and_told_to_programs_in_utc(
 def test_a_url_in_place_of_a_folder_is_a_usage_error_of_its_option() -> None:
     ran = run("log", "--registry", "s3://bucket/runs")
     assert ran.code == 2
-    assert "--registry" in ran.err and "s3://bucket/runs" in ran.err and "--policy" not in ran.err
+    assert "--registry" in ran.err and "s3://" in ran.err and "--policy" not in ran.err
 
 
 def test_a_metric_that_nobody_recorded_prunes_nothing(copy: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_closed_output_is_an_error_and_a_reader_that_went_away_is_none_to_read
 # ---------------------------------------------------------------------- names
 
 
+@pytest.mark.folder
 def test_names_of_user_and_program_that_are_no_utf8_are_kept_escaped(tmp_path: Path) -> None:
     program = os.fsencode(tmp_path) + b"/tr\xffin.py"
     with open(program, "w") as file:  # noqa: PTH123 - its name is bytes
@@ -107,6 +108,7 @@ def test_names_of_user_and_program_that_are_no_utf8_are_kept_escaped(tmp_path: P
     assert (ran.code, ran.err) == (0, "") and "ad\\udce9" in ran.out
 
 
+@pytest.mark.folder
 def test_a_folder_and_a_file_that_are_no_utf8_work_and_are_shown_escaped(tmp_path: Path) -> None:
     folder, file = os.fsencode(tmp_path) + b"/r\xff", os.fsencode(tmp_path) + b"/w\xff.safetensors"
     save_file({"w": torch.ones(2)}, tmp_path / "w")
@@ -160,6 +162,7 @@ def deep(folder: Path, length: int) -> Path:
     return folder / ("d" * (left - 1))
 
 
+@pytest.mark.folder
 def test_a_path_that_is_longer_than_sqlite_takes_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     longest = deep(tmp_path, LONGEST_PATH)
     with Registry.open(longest) as registry:
@@ -180,6 +183,7 @@ def test_a_path_that_is_longer_than_sqlite_takes_is_refused_before_anything_is_m
         Registry.open(tmp_path / "link")
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize(
     "location", ["x" * 300, "x" * 5000, "a\0b", "~nobody-has-this-name/r", "file/r", "file"]
 )
@@ -245,6 +249,7 @@ def test_an_export_names_the_path_that_was_given(story: Path, tmp_path: Path) ->
     assert ran.code == 1 and "/proc/nothing" in ran.err and ".tmp" not in ran.err
 
 
+@pytest.mark.folder
 def test_what_the_database_refuses_is_said_without_its_statement(story: Path, tmp_path: Path) -> None:
     folder = copied(story, tmp_path / "r")
     (folder / "registry.db").write_bytes((story / "registry.db").read_bytes()[:5000])

@@ -60,12 +60,12 @@ def upgrade():
 
 @pytest.fixture
 def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Pretend that the library has a later revision, 0003: its text is written into the file that is given."""
+    """Pretend that the library has a later revision, 0004: its text is written into the file that is given."""
     scripts = tmp_path / "scripts"
     shutil.copytree(Path(weightledger.migrations.__file__).parent, scripts)
     monkeypatch.setattr(schema, "SCRIPTS", str(scripts))
-    monkeypatch.setattr(schema, "HEAD", "0003")
-    yield scripts / "versions" / "v0003_later.py"
+    monkeypatch.setattr(schema, "HEAD", "0004")
+    yield scripts / "versions" / "v0004_later.py"
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def count(conn, cursor, statement, *rest):
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 if len(sys.argv) > 3:
-    schema.SCRIPTS, schema.HEAD = sys.argv[3], "0003"
+    schema.SCRIPTS, schema.HEAD = sys.argv[3], "0004"
 schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True)
 """
 
@@ -258,26 +258,26 @@ def test_a_registry_whose_maker_was_killed_is_completed_by_the_next_open(
 
 @pytest.mark.parametrize("statement", [2, 5, 9])
 def test_an_upgrade_that_was_killed_leaves_the_old_database(old: Rows, later: Path, statement: int) -> None:
-    later.write_text(REBUILD.format(revision="0003", before="0002"))
+    later.write_text(REBUILD.format(revision="0004", before="0003"))
     before = old.counts()
     old.database.engine.dispose()
     killed = run_python(KILLED, old.path, statement, later.parents[1], check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert revisions(old.path) == ["0002"]
+    assert revisions(old.path) == ["0003"]
     assert row_counts(SqliteDatabase(old.path)) == before
     schema.ensure(SqliteDatabase(old.path), create=True, migrate=True)
-    assert revisions(old.path) == ["0003"]
+    assert revisions(old.path) == ["0004"]
     assert row_counts(SqliteDatabase(old.path)) == before
 
 
 def test_an_older_database_is_upgraded_and_keeps_every_row(old: Rows, later: Path) -> None:
     """SQL-06: tables that others point at are made anew; the rows of all tables stay, and so do the references."""
-    later.write_text(REBUILD.format(revision="0003", before="0002"))
+    later.write_text(REBUILD.format(revision="0004", before="0003"))
     before, made = old.counts(), identity(old.database)
     assert schema.ensure(old.database, create=True, migrate=True) == made
     assert old.counts() == before
     assert all(before.values())
-    assert revisions(old.path) == ["0003"]
+    assert revisions(old.path) == ["0004"]
     with old.database.reading() as conn:
         assert conn.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         assert conn.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
@@ -285,12 +285,12 @@ def test_an_older_database_is_upgraded_and_keeps_every_row(old: Rows, later: Pat
 
 
 def test_those_who_only_look_do_not_upgrade(old: Rows, later: Path) -> None:
-    later.write_text(REBUILD.format(revision="0003", before="0002"))
+    later.write_text(REBUILD.format(revision="0004", before="0003"))
     with pytest.raises(
-        SchemaError, match=r"expected revision 0003, found the older 0002.*weightledger upgrade"
+        SchemaError, match=r"expected revision 0004, found the older 0003.*weightledger upgrade"
     ):
         schema.ensure(old.database, create=False, migrate=False)
-    assert revisions(old.path) == ["0002"]
+    assert revisions(old.path) == ["0003"]
 
 
 @pytest.mark.parametrize(
@@ -300,17 +300,17 @@ def test_an_upgrade_that_would_lose_something_is_undone(
     old: Rows, later: Path, migration: str, said: str
 ) -> None:
     """SQL-06: rows that vanish, and rows that would point at nothing."""
-    later.write_text(migration.format(revision="0003", before="0002"))
+    later.write_text(migration.format(revision="0004", before="0003"))
     before = old.counts()
     with pytest.raises(SchemaError, match=said):
         schema.ensure(old.database, create=True, migrate=True)
     assert old.counts() == before
-    assert revisions(old.path) == ["0002"]
+    assert revisions(old.path) == ["0003"]
 
 
 def test_processes_that_upgrade_together_all_succeed(old: Rows, later: Path) -> None:
     """SQL-07: the upgrade happens once."""
-    later.write_text(REBUILD.format(revision="0003", before="0002"))
+    later.write_text(REBUILD.format(revision="0004", before="0003"))
     old.database.engine.dispose()
     before = row_counts(SqliteDatabase(old.path))
     code = """
@@ -318,7 +318,7 @@ import sys
 from pathlib import Path
 from weightledger.registry.database.sqlite import SqliteDatabase
 from weightledger.registry.log import schema
-schema.SCRIPTS, schema.HEAD = sys.argv[2], "0003"
+schema.SCRIPTS, schema.HEAD = sys.argv[2], "0004"
 print(schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True))
 """
     with ThreadPoolExecutor(4) as threads:
@@ -327,7 +327,7 @@ print(schema.ensure(SqliteDatabase(Path(sys.argv[1])), create=True, migrate=True
             for done in threads.map(lambda _: run_python(code, old.path, later.parents[1]), range(4))
         }
     assert len(answers) == 1
-    assert revisions(old.path) == ["0003"]
+    assert revisions(old.path) == ["0004"]
     assert row_counts(SqliteDatabase(old.path)) == before
 
 

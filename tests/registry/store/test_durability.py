@@ -152,6 +152,7 @@ def test_a_live_writer_is_not_taken_for_a_dead_one(registry: Registry) -> None:
     assert registry.head().number == 2 and value_of(registry.load()) == 2
 
 
+@pytest.mark.folder
 @pytest.mark.parametrize("size", [SMALL, 1 << 21], ids=["small", "written by a thread"])
 def test_a_registry_that_was_open_when_a_writer_died_publishes_on(registry: Registry, size: int) -> None:
     """What the dead one left is cleared away, and what the new publish has begun to write is not."""
@@ -287,6 +288,7 @@ def _limit_pages(registry: Registry, more: int) -> None:
     event.listen(registry.database.engine, "connect", limit)
 
 
+@pytest.mark.folder
 def test_a_database_that_is_full_at_the_first_transaction_leaves_nothing(registry: Registry) -> None:
     """CK-11, in the database."""
     registry.publish(weights(1))
@@ -298,6 +300,7 @@ def test_a_database_that_is_full_at_the_first_transaction_leaves_nothing(registr
         assert again.publish(weights(2)).number == 2
 
 
+@pytest.mark.folder
 def test_a_database_that_is_full_at_the_last_transaction_leaves_a_lost_number(registry: Registry) -> None:
     """CK-11: the file is durable by then, and goes again."""
     registry.publish(weights(1))
@@ -386,6 +389,7 @@ def _another_run(registry: Registry) -> Any:
     return replace(this_run(), id="f" * 32)
 
 
+@pytest.mark.folder
 def test_files_are_durable_before_any_row_says_stored(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from tests.registry.snapshot_helpers import packed, seal
 from tests.registry.store.buckets import BUCKET, KEY_ID, S3, SECRET, TOKEN, Proxy, Request, serving, use
-from weightledger.registry import Registry, places
+from weightledger.registry import Registry
 from weightledger.registry.errors import CorruptionError, StorageError, WeightLedgerError
 from weightledger.registry.log.ledger import FileEntry
 from weightledger.registry.store.inspection import read_payload
@@ -154,9 +154,8 @@ def test_weights_are_published_to_a_bucket_and_loaded_from_it(
 ) -> None:
     use(monkeypatch, s3.endpoint)
     store = bucket()
-    monkeypatch.setattr(places, "LocalSnapshots", lambda folder: store)
     weights = {"large": torch.randn(6_000_000), "small": torch.arange(10)}
-    with Registry.open(tmp_path / "registry") as registry:
+    with Registry.open(tmp_path / "registry", snapshots=store.where("x").removesuffix("/x")) as registry:
         first = registry.publish(weights)
         registry.publish({name: value + 1 for name, value in weights.items()})
     with Registry.open(tmp_path / "registry") as registry:
