@@ -278,7 +278,7 @@ def _last_confirmed(conn: Connection, policy: PolicyRef) -> dict[int, int]:
         .scalar_subquery()
     )
     rows = conn.execute(select(Worker.id, last).where(Worker.policy_id == policy.id))
-    return {worker: number for worker, number in rows if number is not None}
+    return {worker: number for worker, number in rows if type(number) is int}
 
 
 # ---------------------------------------------------------------------- holdings

@@ -45,6 +45,7 @@ from weightledger.registry.log.models import (
     Base,
     Policy,
     PolicyRef,
+    Snapshot,
     UtcDateTime,
     VersionRow,
     fingerprint_of,
@@ -365,6 +366,18 @@ def _everywhere(conn: Connection) -> Iterator[Cell]:
             yield from _damaged_among(table, rows)
     for name, key, column, target in database.of(conn).broken_references(conn):
         yield Cell(name, (key,), column, f"expected to point at a row of {target}, which is not there")
+    other = (
+        select(VersionRow.id, VersionRow.digest, Snapshot.digest)
+        .join(Snapshot, Snapshot.id == VersionRow.snapshot_id)
+        .where(VersionRow.digest != Snapshot.digest)
+    )
+    for key, wanted, found in conn.execute(other):
+        if not (
+            isinstance(wanted, str) and _is_digest(wanted) and isinstance(found, str) and _is_digest(found)
+        ):
+            continue  # told of already, as a cell
+        why = f"expected a file with the content {wanted}, found one with {found}"
+        yield Cell("versions", (key,), "snapshot_id", why)
     highest = select(func.coalesce(func.max(VersionRow.number), 0)).where(VersionRow.policy_id == Policy.id)
     behind = select(Policy.id, Policy.last_number).where(Policy.last_number < highest.scalar_subquery())
     for key, number in conn.execute(behind):

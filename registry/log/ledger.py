@@ -99,6 +99,7 @@ def _kept_in(snapshot: InstrumentedAttribute[Any], structure: InstrumentedAttrib
             Snapshot.stored,
             Structure.fingerprint,
             Structure.body,
+            VersionRow.digest,
         )
         .select_from(VersionRow)
         .join(Snapshot, Snapshot.id == snapshot)
@@ -130,6 +131,15 @@ class FileEntry:
     uri: str
     file_bytes: int
     stored: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what no library wrote, before anything is read by it."""
+        if type(self.file_bytes) is not int or self.file_bytes < 0 or not isinstance(self.uri, str):
+            raise CorruptionError(
+                "the record of a snapshot file is damaged: expected a name and a size in bytes, found "
+                f"{arguments.shown(self.uri)} and {arguments.shown(self.file_bytes)}. `weightledger verify` lists "
+                "every damaged row; restore the database from a backup"
+            )
 
 
 @dataclass(frozen=True)
@@ -421,6 +431,7 @@ class Ledger:
         """Return the snapshot of a version, and that of its extra state."""
         row = self.row(conn, number)
         weights = self.file(conn, row.snapshot_id)
+        self._check_own(number, weights, row.digest)
         return weights, None if row.extra_snapshot_id is None else self.file(conn, row.extra_snapshot_id)
 
     def files_by_number(self, conn: Connection) -> dict[int, tuple[int, int | None]]:
@@ -439,11 +450,14 @@ class Ledger:
         """Return the snapshot of a version that there is, and how its weights are put together."""
         found = self._stored_as(conn, _STORED_AS, number)
         assert found is not None
-        return found
+        file, structure, digest = found
+        self._check_own(number, file, digest)
+        return file, structure
 
     def extra_stored_as(self, conn: Connection, number: int) -> tuple[FileEntry, dict[str, Any]] | None:
         """Return the same of a version's extra state; None when it has none."""
-        return self._stored_as(conn, _EXTRA_STORED_AS, number)
+        found = self._stored_as(conn, _EXTRA_STORED_AS, number)
+        return None if found is None else found[:2]
 
     def same_content(self, conn: Connection, version: Version) -> list[int]:
         """Return the numbers of the other stored or pruned versions that have a version's content, oldest first."""
@@ -540,14 +554,22 @@ class Ledger:
 
     def _stored_as(
         self, conn: Connection, statement: Statement, number: int
-    ) -> tuple[FileEntry, dict[str, Any]] | None:
+    ) -> tuple[FileEntry, dict[str, Any], str] | None:
         row = statement.first(conn, policy=self.policy_ref(conn).id, number=number)
         if row is None:
             return None
-        key, digest, uri, file_bytes, stored, fingerprint, body = row
-        return FileEntry(key, digest, uri, file_bytes, bool(stored)), self._structure(
-            number, fingerprint, body
-        )
+        key, digest, uri, file_bytes, stored, fingerprint, body, of_version = row
+        file = FileEntry(key, digest, uri, file_bytes, bool(stored))
+        return file, self._structure(number, fingerprint, body), of_version
+
+    def _check_own(self, number: int, file: FileEntry, digest: str) -> None:
+        """Refuse a version's file that the record has another content for: the row may point at a neighbour's."""
+        if file.digest != digest:
+            raise CorruptionError(
+                f"the record of v{number} of policy {self.policy!r} is damaged: expected a file with the content "
+                f"{digest}, found that it points at one with {file.digest}. `weightledger verify` lists every damaged "
+                "row; restore the database from a backup"
+            )
 
     def _structure(self, number: int, fingerprint: Any, body: Any) -> dict[str, Any]:
         found = fingerprint_of(body) if isinstance(body, str) else None

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, literal_column, select, update
 
 from weightledger.registry import values
-from weightledger.registry.errors import ConflictError
-from weightledger.registry.log import heads
+from weightledger.registry.errors import ConflictError, CorruptionError
+from weightledger.registry.log import damage, heads
 from weightledger.registry.log.ledger import (
     Entry,
     FileEntry,
@@ -111,6 +111,7 @@ _VERSION_STORED = Statement(
     .values(state="stored")
     .returning(VersionRow.id)
 )
+_NAMED = 3  # so many damaged cells are named in an error
 _WRITING = and_(VersionRow.policy_id == bindparam("policy"), VersionRow.state == literal_column("'writing'"))
 _UNFINISHED = select(VersionRow.number).where(_WRITING)
 _HEAD = (
@@ -180,6 +181,8 @@ def standing(ledger: Ledger, conn: Connection) -> Standing:
     if policy is None:
         return Standing()
     number, head, depth, digest, step, shapes, unfinished, pinned = _STANDING.first(conn, policy=policy.id)
+    if not (type(number) is type(depth) is int and type(head) in (int, type(None))):
+        raise CorruptionError(damage.told(conn, damage.survey(conn, _NAMED)))
     if number != head:
         heads.check_newest(conn, policy, head)
     return Standing(number, head, depth, digest, step, shapes, bool(unfinished), bool(pinned))

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from weightledger.registry.errors import StorageError
+
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
@@ -15,7 +17,10 @@ def page_buffer(nbytes: int) -> Bytes:
     """Allocate zeroed, private, page-aligned memory that the system may back with huge pages."""
     if nbytes == 0:
         return np.empty(0, np.uint8)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise StorageError(f"{nbytes} bytes of memory cannot be had: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Fewer page faults: the first fill of a fresh buffer is twice as quick.
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from tests.registry.damaging import (
     try_calls,
 )
 from tests.registry.helpers import memory_folder, value_of, weights
-from weightledger.registry import CorruptionError, Registry
+from weightledger.registry import CorruptionError, Registry, StorageError
 
 
 @pytest.fixture(scope="module")
@@ -288,3 +290,30 @@ def folder_uuid(folder: Path) -> str:
 def run_of(folder: Path) -> str:
     with Registry.open(folder) as registry:
         return registry.head().run
+
+
+def test_a_version_that_points_at_the_file_of_another_is_named_and_gives_no_weights(tmp_path: Path) -> None:
+    make_story(tmp_path / "r")
+    with closing(sqlite3.connect(tmp_path / "r" / "registry.db", isolation_level=None)) as plain:
+        plain.execute("UPDATE versions SET snapshot_id = snapshot_id + 1 WHERE number = 1 AND policy_id = 1")
+    with Registry.open(tmp_path / "r") as registry:
+        for call in (registry.load, registry.tensor_hashes, registry.rollback):
+            with pytest.raises(CorruptionError, match="v1 of policy 'default' is damaged"):
+                call(1)
+        assert registry.head().number == 5
+        assert any(fault.versions == (1,) and "content" in fault.detail for fault in registry.verify())
+
+
+def test_a_first_number_or_a_size_that_is_no_number_is_an_error_of_ours(tmp_path: Path) -> None:
+    make_story(tmp_path / "r")
+    with closing(sqlite3.connect(tmp_path / "r" / "registry.db", isolation_level=None)) as plain:
+        plain.execute("UPDATE policies SET last_number = 'nul' WHERE id = 1")
+        plain.execute("UPDATE snapshots SET file_bytes = '[[' WHERE id = 1")
+        plain.execute("UPDATE snapshots SET file_bytes = ? WHERE id = 2", [2**62])
+    with Registry.open(tmp_path / "r") as registry:
+        with pytest.raises(CorruptionError, match="last_number"):
+            registry.publish(weights(9))
+        with pytest.raises(CorruptionError, match="size in bytes"):
+            registry.load(1)
+        with pytest.raises((CorruptionError, StorageError)):
+            registry.load(2)
