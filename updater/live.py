@@ -65,14 +65,18 @@ class LiveWeights:
 
     def went_on_from(self, head: VersionInfo) -> bool:
         """Tell whether they are the head's, or were when this process last saw them."""
-        known = origins.find(self._sync.series, self.anchor)
-        if known is not None and (known.number, known.digest) == (head.number, head.digest):
+        if self._hold_as_noted(head):
             return True
         try:
             return self.digest() == head.digest
         except InvalidWeightsError:
             # They cannot be published either, which tells why.
             return False
+
+    def _hold_as_noted(self, head: VersionInfo) -> bool:
+        """Tell whether this process published or restored the head from or into them."""
+        known = origins.find(self._sync.series, self.anchor)
+        return known is not None and (known.number, known.digest) == (head.number, head.digest)
 
     def check_origin(self, weights: Any) -> None:
         """Refuse to publish weights of which nobody knows what they go on from, unless they are the head's.
@@ -82,7 +86,9 @@ class LiveWeights:
         """
         if self.origin != "unknown" or self.head is None:
             return
-        if live_digest(weights)[0] != self.head.digest:
+        # They may have been restored to the head after this updater was made.
+        restored = weights is self.weights and self._hold_as_noted(self.head)
+        if not restored and live_digest(weights)[0] != self.head.digest:
             raise unsaid(self._sync.policy, self.head.number)
         if weights is self.weights:
             self.origin = "head"

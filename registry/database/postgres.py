@@ -132,13 +132,13 @@ class PostgresDatabase:
         """Give a connection inside a transaction that writes: commits at the end, or undoes everything.
 
         Args:
-            durable: As `Database.writing` says.
+            durable: Makes no difference: here a process that dies, the server's, may take back what is not on its disk.
 
         Raises:
             InUseError: Somebody else wrote for longer than the database waits.
             StorageError: The server refuses or is gone; nothing was written.
         """
-        return self._transaction(_WRITE if durable else f"SET LOCAL synchronous_commit TO off; {_WRITE}")
+        return self._transaction(_WRITE)
 
     def rebuilding(self) -> AbstractContextManager[Connection]:
         """As `writing`, for migrations; before the tables are there as well."""

@@ -591,3 +591,15 @@ def test_content_that_stays_while_the_step_advances_is_told_once(make: Make) -> 
     assert "identical to v2" in text
     fleet.rollback(1)
     assert told(70) == told(80) == [], "a rollback's content is meant"
+
+
+def test_weights_restored_to_the_head_after_the_updater_was_made_go_on_from_it(tmp_path: Path) -> None:
+    with Registry.open(tmp_path / "r") as registry:
+        registry.publish(nn.Linear(2, 1))
+        learner, worker = nn.Linear(2, 1), nn.Linear(2, 1)
+        with FakeWorkers(learner, [worker], registry=registry) as updater:
+            registry.restore("head", learner)
+            nn.init.constant_(learner.weight, 7.0)
+            assert updater.update_weights().ok
+            assert torch.equal(worker.weight, torch.full((1, 2), 7.0))
+        assert registry.head().number == 2 and registry.head().parent == 1
