@@ -1,4 +1,4 @@
-"""The tests of registry, log, command line and updater, with every record on a PostgreSQL server."""
+"""Tests of registry, command line and updater, with every record on a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -9,30 +9,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OF_A_FOLDER = (
-    "tests/registry/database",
-    "tests/registry/locks",
-    "tests/registry/log",
-    "tests/registry/weights",
-    "tests/registry/test_damaged_headers.py",
-    "tests/registry/test_damaged_record.py",
-    "tests/registry/test_files.py",
-    "tests/registry/test_lost_database.py",
-)
-"""What is about files, or about rows that a person writes into one."""
-ALSO = (
+ON_BOTH = (
+    "tests/registry/commands/test_cli.py",
+    "tests/registry/test_registry_pins.py",
+    "tests/registry/test_registry_publish.py",
+    "tests/registry/test_registry_refs.py",
+    "tests/registry/test_registry_rollback.py",
     "tests/updater/test_clock.py",
     "tests/updater/test_content.py",
     "tests/updater/test_fake_workers.py",
-    "tests/updater/test_state_machine.py",
 )
+"""What is not about files, nor about rows that a person writes into one; tests marked `folder` are left out."""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_what_holds_of_a_registry_in_a_folder_holds_of_one_on_a_server() -> None:
-    left_out = [word for path in OF_A_FOLDER for word in ("--ignore", path)]
-    chosen = ["-m", "not folder and not long", "tests/registry", *ALSO, *left_out]
+    chosen = ["-m", "not folder and not long", *ON_BOTH]
     done = subprocess.run(
         [
             sys.executable,
